@@ -68,5 +68,10 @@ def rooted_trees(order: int) -> RootedTrees:
                     left.append(u)
                     right.append(v)
         slices.append(slice(start, len(vertices)))
-    arrays = (np.array(values) for values in (vertices, density, left, right))
-    return RootedTrees(*arrays, slices=tuple(slices))
+    return RootedTrees(
+        vertices=np.array(vertices),
+        density=np.array(density),
+        left=np.array(left),
+        right=np.array(right),
+        slices=tuple(slices),
+    )

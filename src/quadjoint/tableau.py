@@ -106,6 +106,8 @@ class ButcherTableau:
             raise ValueError(f"{self.name}: dense must have {s + e} rows, got shape {self.dense.shape}")
         if (self.b_error is None) != (self.error_order is None):
             raise ValueError(f"{self.name}: b_error and error_order must be given together or both be None")
+        if self.order < 1 or (self.error_order is not None and self.error_order < 1):
+            raise ValueError(f"{self.name}: orders start at 1, got {self.order} and {self.error_order}")
         if not 1 <= self.dense_order <= self.dense.shape[1]:
             raise ValueError(
                 f"{self.name}: a continuous extension of degree {self.dense.shape[1]} "
@@ -117,8 +119,8 @@ class ButcherTableau:
         if np.any(np.triu(a)):
             raise ValueError(f"{self.name}: a must be strictly lower triangular (the method is explicit)")
         defect = np.abs(a.sum(axis=1) - c)
-        if defect.max() > TOLERANCE:
-            row = int(defect.argmax())
+        row = int(defect.argmax())
+        if not defect[row] <= TOLERANCE:
             raise ValueError(f"{self.name}: row {row} of a sums to c[{row}] only up to {defect[row]:.1e}")
 
     def _check_orders(self) -> None:
@@ -135,11 +137,13 @@ class ButcherTableau:
         defect = np.abs(self.dense.T @ phi - target)[:, :within].max(axis=0)
         self._require("the continuous extension", self.dense_order, defect)
         end = np.append(self.b, np.zeros(self.extra_stages))
-        if (jump := np.abs(self.dense.sum(axis=1) - end).max()) > TOLERANCE:
+        jump = np.abs(self.dense.sum(axis=1) - end).max()
+        if not jump <= TOLERANCE:
             raise ValueError(f"{self.name}: the continuous extension misses y1 at theta = 1 by {jump:.1e}")
 
     def _require(self, what: str, order: int, defect: np.ndarray) -> None:
-        if (worst := int(defect.argmax())) >= 0 and not defect[worst] <= TOLERANCE:
+        worst = int(defect.argmax())
+        if not defect[worst] <= TOLERANCE:  # so written that NaN fails, here and above
             rho = rooted_trees(order).vertices[worst]
             raise ValueError(
                 f"{self.name}: {what} should have order {order}, but misses the order condition of "
@@ -156,90 +160,62 @@ def _square(rows: Sequence[Sequence[float]]) -> np.ndarray:
     return np.array([[*row, *[0.0] * (len(rows) - len(row))] for row in rows])
 
 
-def _hermite(b: np.ndarray, first: int, last: int) -> np.ndarray:
-    """The cubic through y0 and y1 with slopes k_first = f(t0, y0) and k_last = f(t1, y1), as weights."""
+def _hermite(b: np.ndarray) -> np.ndarray:
+    """The cubic through y0 and y1 with slopes f(t0, y0), the first stage, and f(t1, y1), the last."""
     dense = np.outer(b, [0.0, 3.0, -2.0])
-    dense[first] += [1.0, -2.0, 1.0]
-    dense[last] += [0.0, -1.0, 1.0]
+    dense[0] += [1.0, -2.0, 1.0]
+    dense[-1] += [0.0, -1.0, 1.0]
     return dense
 
 
-def _with_hermite(
+def _low_order(
     name: str,
     order: int,
-    c: Sequence[float],
     a: Sequence[Sequence[float]],
     b: Sequence[float],
     reference: str,
     b_error: Sequence[float] | None = None,
 ) -> ButcherTableau:
-    """A method of order 2 to 4 with cubic Hermite interpolation, which has order min(order, 3).
+    """A method of order 1 with linear, of order 2 to 4 with cubic Hermite interpolation (order up to 3).
 
     The slope at t1 is the last stage of a method that is FSAL. Any other method gets it as an extra stage,
     which costs nothing where a next step follows, since it is that step's first stage.
     """
-    s, matrix, weights = len(b), _square(a), np.array(b, dtype=np.float64)
-    fsal = c[-1] == 1 and np.array_equal(matrix[-1], weights)
-    e = 0 if fsal else 1
+    matrix, weights = _square(a), np.array(b, dtype=np.float64)
+    e = 0 if order == 1 or np.array_equal(matrix[-1], weights) else 1
     padded = np.append(weights, np.zeros(e))
     return ButcherTableau(
         name=name,
         order=order,
-        c=np.array(c, dtype=np.float64),
+        c=matrix.sum(axis=1),
         a=matrix,
         b=weights,
         b_error=None if b_error is None else np.array(b_error),
         error_order=None if b_error is None else order - 1,
         c_extra=np.ones(e),
         a_extra=np.tile(padded, (e, 1)),
-        dense=_hermite(padded, 0, s + e - 1),
+        dense=weights[:, None] if order == 1 else _hermite(padded),
         dense_order=min(order, 3),
-        reference=reference,
-    )
-
-
-def _with_own_extension(
-    name: str,
-    order: int,
-    c: Sequence[float],
-    a: Sequence[Sequence[float]],
-    b_error: np.ndarray,
-    dense: np.ndarray,
-    dense_order: int,
-    reference: str,
-    c_extra: Sequence[float] = (),
-    a_extra: np.ndarray | None = None,
-) -> ButcherTableau:
-    """A pair of orders p(p - 1) whose last stage is f(t1, y1), with a continuous extension of its own."""
-    matrix = _square(a)
-    return ButcherTableau(
-        name=name,
-        order=order,
-        c=np.array(c, dtype=np.float64),
-        a=matrix,
-        b=matrix[-1],
-        b_error=b_error,
-        error_order=order - 1,
-        c_extra=np.array(c_extra, dtype=np.float64),
-        a_extra=np.empty((0, len(c))) if a_extra is None else a_extra,
-        dense=dense,
-        dense_order=dense_order,
         reference=reference,
     )
 
 
 def _dopri5() -> ButcherTableau:
     """Shampine's quartic: the cubic Hermite polynomial, bent to pass through his value in the middle."""
-    b = _square(coefficients.DOPRI5_A)[-1]
-    hermite = _hermite(b, 0, len(b) - 1)
+    a = _square(coefficients.DOPRI5_A)
+    hermite = _hermite(a[-1])
     missing = np.array(coefficients.DOPRI5_MIDDLE) - hermite @ [1 / 2, 1 / 4, 1 / 8]
     bump = 16.0 * np.outer(missing, [0.0, 1.0, -2.0, 1.0])  # 16 theta^2 (1 - theta)^2, one in the middle
-    return _with_own_extension(
-        "dopri5",
+    return ButcherTableau(
+        name="dopri5",
         order=5,
-        c=coefficients.DOPRI5_C,
-        a=coefficients.DOPRI5_A,
-        b_error=np.array(coefficients.DOPRI5_B_ERROR),
+        c=np.array(coefficients.DOPRI5_C),
+        a=a,
+        b=a[-1],
+        b_error=a[-1] - np.array(coefficients.DOPRI5_B_EMBEDDED),
+        error_order=4,
+        c_extra=np.empty(0),
+        a_extra=np.empty((0, len(a))),
         dense=np.pad(hermite, ((0, 0), (0, 1))) + bump,
         dense_order=4,
         reference="Dormand and Prince (1980), J. Comput. Appl. Math. 6; Shampine (1986), Math. Comp. 46",
@@ -247,12 +223,17 @@ def _dopri5() -> ButcherTableau:
 
 
 def _tsit5() -> ButcherTableau:
-    return _with_own_extension(
-        "tsit5",
+    a = _square(coefficients.TSIT5_A)
+    return ButcherTableau(
+        name="tsit5",
         order=5,
-        c=coefficients.TSIT5_C,
-        a=coefficients.TSIT5_A,
+        c=np.array(coefficients.TSIT5_C),
+        a=a,
+        b=a[-1],
         b_error=np.array(coefficients.TSIT5_B_ERROR),
+        error_order=4,
+        c_extra=np.empty(0),
+        a_extra=np.empty((0, len(a))),
         dense=np.array(coefficients.TSIT5_DENSE),
         dense_order=4,
         reference="Tsitouras (2011), Comput. Math. Appl. 62",
@@ -260,7 +241,8 @@ def _tsit5() -> ButcherTableau:
 
 
 def _dopri8() -> ButcherTableau:
-    s, e = len(coefficients.DOPRI8_C), len(coefficients.DOPRI8_C_EXTRA)
+    a = _square(coefficients.DOPRI8_A)
+    s, e = len(a), len(coefficients.DOPRI8_C_EXTRA)
     used = [0, *range(5, s + e)]  # stages 2 to 5 have no weight
     a_extra = np.zeros((e, s + e))
     for row, values in zip(a_extra, coefficients.DOPRI8_A_EXTRA, strict=True):
@@ -268,66 +250,28 @@ def _dopri8() -> ButcherTableau:
     dense = np.zeros((s + e, 7))
     dense[0, 0] = 1.0
     dense[used, 1:] = coefficients.DOPRI8_DENSE
-    return _with_own_extension(
-        "dopri8",
+    return ButcherTableau(
+        name="dopri8",
         order=8,
-        c=coefficients.DOPRI8_C,
-        a=coefficients.DOPRI8_A,
-        b_error=_square(coefficients.DOPRI8_A)[-1] - np.array(coefficients.DOPRI8_B_EMBEDDED),
-        c_extra=coefficients.DOPRI8_C_EXTRA,
+        c=np.array(coefficients.DOPRI8_C),
+        a=a,
+        b=a[-1],
+        b_error=a[-1] - np.array(coefficients.DOPRI8_B_EMBEDDED),
+        error_order=7,
+        c_extra=np.array(coefficients.DOPRI8_C_EXTRA),
         a_extra=a_extra,
         dense=dense,
         dense_order=7,
-        reference="Prince and Dormand (1981), J. Comput. Appl. Math. 7; extension computed for this library",
-    )
-
-
-def _low_order() -> tuple[ButcherTableau, ...]:
-    heun, kutta = "Heun (1900), Z. Math. Phys. 45", "Kutta (1901), Z. Math. Phys. 46"
-    euler = ButcherTableau(
-        name="euler",
-        order=1,
-        c=np.zeros(1),
-        a=np.zeros((1, 1)),
-        b=np.ones(1),
-        b_error=None,
-        error_order=None,
-        c_extra=np.empty(0),
-        a_extra=np.empty((0, 1)),
-        dense=np.ones((1, 1)),
-        dense_order=1,
-        reference="Euler (1768), Institutiones calculi integralis",
-    )
-    third, thirds = [[], [1 / 3], [0, 2 / 3]], [[], [1 / 3], [-1 / 3, 1], [1, -1, 1]]
-    bosh3 = [[], [1 / 2], [0, 3 / 4], [2 / 9, 1 / 3, 4 / 9]]
-    return (
-        euler,
-        _with_hermite("midpoint", 2, [0, 1 / 2], [[], [1 / 2]], [0, 1], "Runge (1895), Math. Ann. 46"),
-        _with_hermite("heun2", 2, [0, 1], [[], [1]], [1 / 2, 1 / 2], heun),
-        _with_hermite("heun3", 3, [0, 1 / 3, 2 / 3], third, [1 / 4, 0, 3 / 4], heun),
-        _with_hermite("rk4", 4, [0, 1 / 3, 2 / 3, 1], thirds, [1 / 8, 3 / 8, 3 / 8, 1 / 8], kutta),
-        _with_hermite("adaptive_heun", 2, [0, 1], [[], [1]], [1 / 2, 1 / 2], heun, b_error=[1 / 2, -1 / 2]),
-        _with_hermite(
-            "fehlberg2",
-            2,
-            [0, 1 / 2, 1],
-            [[], [1 / 2], [1 / 256, 255 / 256]],
-            [1 / 512, 255 / 256, 1 / 512],
-            "Fehlberg (1969), NASA Technical Report R-315",
-            b_error=[-1 / 512, 0, 1 / 512],
-        ),
-        _with_hermite(
-            "bosh3",
-            3,
-            [0, 1 / 2, 3 / 4, 1],
-            bosh3,
-            [2 / 9, 1 / 3, 4 / 9, 0],
-            "Bogacki and Shampine (1989), Appl. Math. Lett. 2",
-            b_error=[2 / 9 - 7 / 24, 1 / 3 - 1 / 4, 4 / 9 - 1 / 3, -1 / 8],
-        ),
+        reference="Prince and Dormand (1981), J. Comput. Appl. Math. 7; extension: see _coefficients.py",
     )
 
 
 TABLEAUS: dict[str, ButcherTableau] = {
-    method.name: method for method in (_dopri5(), _tsit5(), _dopri8(), *_low_order())
+    method.name: method
+    for method in (
+        _dopri5(),
+        _tsit5(),
+        _dopri8(),
+        *(_low_order(name, *values) for name, values in coefficients.LOW_ORDER.items()),
+    )
 }

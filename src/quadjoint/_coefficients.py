@@ -92,7 +92,7 @@ TSIT5_DENSE = [
 
 # fmt: off
 # Prince and Dormand, High order embedded Runge-Kutta formulae, J. Comput. Appl. Math. 7 (1981): the pair
-# RK8(7)13M, whose rationals hold the order conditions to 1e-18. The fourteenth stage is f(t1, y1).
+# RK8(7)13M, whose rationals hold the order conditions to 7e-18. The fourteenth stage is f(t1, y1).
 DOPRI8_C = [
     0, 1 / 18, 1 / 12, 1 / 8, 5 / 16, 3 / 8, 59 / 400, 93 / 200, 5490023248 / 9719169821, 13 / 20,
     1201146811 / 1299019798, 1, 1, 1,

@@ -1,0 +1,157 @@
+"""A stochastic differential equation given by two functions, as torchsde and `WongZakai` both read it."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from quadjoint.errors import nearest
+
+NoiseType = Literal["diagonal", "scalar", "additive", "general"]
+SDEType = Literal["stratonovich", "ito"]
+Field = Callable[[Any, Tensor], Tensor]
+
+NOISE_TYPES: tuple[NoiseType, ...] = ("diagonal", "scalar", "additive", "general")
+SDE_TYPES: tuple[SDEType, ...] = ("stratonovich", "ito")
+
+
+class NeuralSDE(nn.Module):
+    """dy = f(t, y) dt + g(t, y) dW, with W read in the sense of Stratonovich (the default) or of Itô.
+
+    ``drift`` and ``diffusion`` are modules or plain functions of (t, y). The last dimension of y is the
+    state of one sample (size d), those before it are a batch of independent samples. What the diffusion
+    returns:
+
+    ============  ==============  ================================================================
+    noise_type    shape of g      meaning
+    ============  ==============  ================================================================
+    diagonal      like y          entry i is driven by its own Wiener process
+    scalar        (*batch, d, 1)  one Wiener process drives all entries
+    additive      (*batch, d, m)  m Wiener processes; g does not depend on y
+    general       (*batch, d, m)  m Wiener processes
+    ============  ==============  ================================================================
+
+    ``elementwise=True`` promises that entry i of a diagonal g depends on y_i alone, which makes conversion
+    between Itô and Stratonovich cost one product instead of d.
+
+    The methods `f` and `g` and the two type names are what torchsde asks of an SDE.
+
+    >>> sde = NeuralSDE(lambda t, y: -y, lambda t, y: 0.5 * y, sde_type="ito")   # d = 1: 1/2 g dg/dy = y / 8
+    >>> y = torch.ones(3, 1)
+    >>> sde.converted("stratonovich").f(torch.tensor(0.0), y).flatten()
+    tensor([-1.1250, -1.1250, -1.1250])
+    """
+
+    def __init__(
+        self,
+        drift: Field,
+        diffusion: Field,
+        noise_type: NoiseType = "diagonal",
+        sde_type: SDEType = "stratonovich",
+        *,
+        elementwise: bool = False,
+    ) -> None:
+        super().__init__()
+        if noise_type not in NOISE_TYPES:
+            raise ValueError(f"unknown noise_type {noise_type!r}.{nearest(noise_type, NOISE_TYPES)}")
+        if sde_type not in SDE_TYPES:
+            raise ValueError(f"unknown sde_type {sde_type!r}.{nearest(sde_type, SDE_TYPES)}")
+        self.drift, self.diffusion = drift, diffusion
+        self.noise_type, self.sde_type = noise_type, sde_type
+        self.elementwise = elementwise
+        if sde_type == "ito":
+            _load_forward_mode()
+
+    def f(self, t: Tensor, y: Tensor) -> Tensor:
+        """The drift."""
+        return self.drift(t, y)
+
+    def g(self, t: Tensor, y: Tensor) -> Tensor:
+        """The diffusion, refused in words if its shape does not belong to the noise type."""
+        g = self.diffusion(t, y)
+        fits = g.shape == y.shape if self.noise_type == "diagonal" else g.shape[:-1] == y.shape
+        if not fits or (self.noise_type == "scalar" and g.shape[-1] != 1):
+            expected = {"diagonal": "", "scalar": ", 1"}.get(self.noise_type, ", m")
+            raise ValueError(
+                f"the diffusion returned shape {tuple(g.shape)} for a state of shape {tuple(y.shape)}; "
+                f"{self.noise_type} noise needs ({', '.join(map(str, y.shape))}{expected}), "
+                "with m the number of Wiener processes. Change the diffusion or noise_type."
+            )
+        return g
+
+    def noise_shape(self, t: Tensor, y: Tensor) -> torch.Size:
+        """The shape of the Wiener process that drives a state like y."""
+        if self.noise_type == "diagonal":
+            return y.shape
+        if self.noise_type == "scalar":
+            return torch.Size((*y.shape[:-1], 1))
+        with torch.no_grad():
+            return torch.Size((*y.shape[:-1], self.g(t, y).shape[-1]))
+
+    def diffuse(self, t: Tensor, y: Tensor, noise: Tensor) -> Tensor:
+        """g(t, y) applied to a tensor of `noise_shape`."""
+        g = self.g(t, y)
+        if self.noise_type == "diagonal":
+            return g * noise
+        return (g @ noise.to(g.dtype).unsqueeze(-1)).squeeze(-1)
+
+    def correction(self, t: Tensor, y: Tensor) -> Tensor:
+        """1/2 Σ_j (∂g_j/∂y) g_j over the columns g_j of g: the Itô drift minus the Stratonovich one.
+
+        One forward-mode product for each column, all stacked in one evaluation: none for additive noise,
+        one for scalar or elementwise noise, otherwise as many as there are Wiener processes for a sample.
+        """
+        if self.noise_type == "additive":
+            return torch.zeros_like(y)
+
+        def along(direction: Tensor) -> Tensor:
+            return cast(Tensor, torch.func.jvp(lambda z: self.g(t, z), (y,), (direction.to(y.dtype),))[1])
+
+        g = self.g(t, y)
+        if self.noise_type == "diagonal":
+            if self.elementwise or g.shape[-1] == 1:
+                return 0.5 * along(g)
+            columns = torch.diag_embed(g).movedim(-1, 0)  # (d, *batch, d)
+            return 0.5 * torch.func.vmap(along)(columns).diagonal(dim1=0, dim2=-1)
+        if g.shape[-1] == 1:
+            return 0.5 * along(g.squeeze(-1)).squeeze(-1)
+        products = torch.func.vmap(along)(g.movedim(-1, 0))  # (m, *batch, d, m)
+        return 0.5 * products.diagonal(dim1=0, dim2=-1).sum(-1)
+
+    def converted(self, sde_type: SDEType) -> NeuralSDE:
+        """The same process as an SDE of the other type, sharing all weights; itself if it is of that type."""
+        if sde_type == self.sde_type:
+            return self
+        _load_forward_mode()
+        return NeuralSDE(
+            _Converted(self), self.diffusion, self.noise_type, sde_type, elementwise=self.elementwise
+        )
+
+    def extra_repr(self) -> str:
+        return f"noise_type={self.noise_type!r}, sde_type={self.sde_type!r}"
+
+
+class _Converted(nn.Module):
+    """The drift of ``sde`` with the correction taken off (from Itô) or put on (from Stratonovich)."""
+
+    def __init__(self, sde: NeuralSDE) -> None:
+        super().__init__()
+        self.sde = sde
+
+    def forward(self, t: Tensor, y: Tensor) -> Tensor:
+        correction = self.sde.correction(t, y)
+        drift = self.sde.f(t, y)
+        return drift - correction if self.sde.sde_type == "ito" else drift + correction
+
+
+@functools.cache
+def _load_forward_mode() -> None:
+    """Torch builds its forward-mode rules at first use, with a warning about its own use of torch.jit."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.func.jvp(torch.neg, (torch.zeros(()),), (torch.zeros(()),))

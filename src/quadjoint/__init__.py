@@ -1,0 +1,52 @@
+"""quadjoint: neural ODEs and SDEs in PyTorch, trained fast and in little memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quadjoint.errors import QuadjointWarning, SolveError
+from quadjoint.gradient import (
+    GRADIENTS,
+    Adjoint,
+    Auto,
+    Backsolve,
+    ContinuousAdjoint,
+    Direct,
+    DiscreteAdjoint,
+    GaussLegendre,
+    Gradient,
+    Reversible,
+    Seminorm,
+    Stored,
+)
+from quadjoint.gradient.integrals import InState, Quadrature
+from quadjoint.methods import METHODS, register_method
+from quadjoint.ode import Solution, odeint, solve
+from quadjoint.problem import Stats
+from quadjoint.quadrature import ErrorControlled, Heuristic, NodePolicy, PerStep, Span, gauss_legendre
+from quadjoint.tableau import TABLEAUS, ButcherTableau
+
+__version__ = "0.1.0"
+
+_LAZY = {"nn": "quadjoint.nn", "sde": "quadjoint.sde"}
+_FROM_SDE = ("NeuralSDE", "WongZakai", "sdeint")
+
+
+def __getattr__(name: str) -> Any:
+    """Parts that most programs do not need are imported when they are first used."""
+    import importlib
+
+    if name in _LAZY:
+        return importlib.import_module(_LAZY[name])
+    if name in _FROM_SDE:
+        return getattr(importlib.import_module("quadjoint.sde"), name)
+    raise AttributeError(f"module 'quadjoint' has no attribute {name!r}")
+
+
+__all__ = [
+    "GRADIENTS", "METHODS", "TABLEAUS", "Adjoint", "Auto", "Backsolve", "ButcherTableau", "ContinuousAdjoint",
+    "Direct", "DiscreteAdjoint", "ErrorControlled", "GaussLegendre", "Gradient", "Heuristic", "InState", "NeuralSDE",
+    "NodePolicy", "PerStep", "QuadjointWarning", "Quadrature", "Reversible", "Seminorm", "Solution", "SolveError",
+    "Span", "Stats", "Stored", "WongZakai", "gauss_legendre", "nn", "odeint", "register_method", "sde", "sdeint",
+    "solve",
+]  # fmt: skip

@@ -1,0 +1,190 @@
+"""How long the next step is and whether the last one is good enough."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quadjoint.dynamics import Dynamics
+from quadjoint.errors import NonFiniteStateError, StepSizeUnderflowError
+from quadjoint.interpolation import Step
+from quadjoint.state import Norm, rms_norm
+from quadjoint.steppers import Clock
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """Tolerances and limits of adaptive steps; the names are torchdiffeq's."""
+
+    rtol: float | Tensor = 1e-3
+    atol: float | Tensor = 1e-6
+    norm: Norm = rms_norm
+    first_step: float | None = None
+    safety: float = 0.9
+    ifactor: float = 10.0
+    dfactor: float = 0.2
+    min_step: float = 0.0
+    max_step: float = math.inf
+    max_num_steps: int = 100_000
+    step_t: tuple[float, ...] = ()
+    jump_t: tuple[float, ...] = ()
+    controller: str = "i"
+
+    def error_ratio(self, step: Step) -> float:
+        """Size of the error estimate in units of the tolerance; the one host synchronisation of a step."""
+        with torch.no_grad():
+            error = step.error
+            assert error is not None
+            scale = torch.maximum(step.y0.abs(), step.y1.abs()).mul_(self.rtol).add_(self.atol)
+            return float(self.norm(error.div_(scale)))
+
+
+class AdaptiveControl:
+    """Accepts a step if its error is within tolerance, and chooses the next step size.
+
+    The I controller takes h * safety * r**(-1/p) for an error ratio r and a method of order p. The PI controller
+    also looks at the ratio before, which avoids sequences of rejections where stability limits the step
+    (Gustafsson 1991; Hairer and Wanner, section IV.2).
+    """
+
+    perturb = False
+
+    def __init__(self, settings: StepSettings, order: int) -> None:
+        self.settings, self.order = settings, order
+        self.h = 0.0  # always positive
+        self.previous_ratio = 1.0
+        self.full_step = 0.0  # the step size wanted before a stop cut it short
+        self.first_h: float | None = None
+
+    def start(self, f: Dynamics, t0: float, y0: Tensor, t_end: float) -> Tensor | None:
+        """Choose the first step size; returns f(t0, y0), the first stage, where the search evaluated it."""
+        if self.settings.first_step is not None:
+            self.first_h = self.h = abs(self.settings.first_step)
+            return None
+        f0 = f(t0, y0)
+        with torch.no_grad():
+            self.first_h = self.h = self._search(f, t0, y0.detach(), f0.detach(), t_end)
+        return f0
+
+    def _search(self, f: Dynamics, t0: float, y0: Tensor, f0: Tensor, t_end: float) -> float:
+        """Hairer, Norsett and Wanner, section II.4: from the sizes of y, f and a difference of f."""
+        s = self.settings
+        scale = y0.abs() * s.rtol + s.atol
+        d0, d1 = float(s.norm(y0 / scale)), float(s.norm(f0 / scale))
+        if not math.isfinite(d1):
+            raise NonFiniteStateError(
+                f"f(t, y0) is not finite at the initial time t = {t0:.6g}. Check y0 and f."
+            )
+        h0 = 1e-6 if d0 < 1e-5 or d1 < 1e-5 else 0.01 * d0 / d1
+        h0 = min(h0, abs(t_end - t0))
+        dt = math.copysign(h0, t_end - t0)
+        f1 = f(t0 + dt, torch.add(y0, f0, alpha=dt))
+        d2 = float(s.norm((f1 - f0) / scale)) / h0
+        if not math.isfinite(d2):
+            return h0
+        h1 = (
+            max(1e-6, h0 * 1e-3)
+            if d1 <= 1e-15 and d2 <= 1e-15
+            else (0.01 / max(d1, d2)) ** (1.0 / self.order)
+        )
+        return min(100 * h0, h1)
+
+    def propose(self, t: float, stop: float, y: Tensor) -> tuple[float, Clock | None]:
+        """End of the next step: at most at ``stop``, never leaving a sliver before it."""
+        h = min(max(self.h, self.settings.min_step), self.settings.max_step)
+        remaining = abs(stop - t)
+        self.full_step = h
+        if remaining <= h * 1.01:
+            return stop, None
+        t1 = t + math.copysign(h, stop - t)
+        if t1 == t:
+            raise StepSizeUnderflowError(
+                f"The step size fell to {h:.3g} at t = {t:.9g}, below the resolution of time. The problem may be stiff "
+                "or discontinuous there: loosen rtol/atol, name discontinuities in options['jump_t'], or try an "
+                "implicit method (method='scipy_solver', options={'solver': 'LSODA'})."
+            )
+        return t1, None
+
+    def judge(self, step: Step) -> bool:
+        s = self.settings
+        h = abs(step.t1 - step.t0)
+        ratio = s.error_ratio(step)
+        if not math.isfinite(ratio):
+            self._check_start(step, h)
+            self.h = h * s.dfactor
+            return h <= s.min_step
+        accepted = ratio <= 1.0 or h <= s.min_step
+        self.h = h * self._factor(ratio)
+        if accepted:
+            # A stop that cut the step short says nothing about the size that the problem allows.
+            if h < self.full_step:
+                self.h = max(self.h, self.full_step)
+            self.previous_ratio = max(ratio, 1e-4)
+        return accepted
+
+    def _factor(self, ratio: float) -> float:
+        s = self.settings
+        if ratio == 0.0:
+            return s.ifactor
+        if s.controller == "pi":
+            beta = 0.4 / self.order
+            factor = s.safety * ratio ** -(1.0 / self.order - 0.75 * beta) * self.previous_ratio**beta
+        else:
+            factor = s.safety * ratio ** (-1.0 / self.order)
+        return min(s.ifactor, max(factor, 1.0 if ratio < 1.0 else s.dfactor))
+
+    def _check_start(self, step: Step, h: float) -> None:
+        """A step from a state whose derivative is not finite cannot be mended by shortening it."""
+        ks = getattr(step, "ks", None)
+        start_bad = ks is not None and not bool(torch.isfinite(ks[0]).all())
+        if start_bad or not bool(torch.isfinite(step.y0).all()) or h < 1e-13 * max(1.0, abs(step.t0)):
+            raise NonFiniteStateError(
+                f"The dynamics are not finite at t = {step.t0:.9g} (step size {h:.3g}). "
+                "Look for a division by zero, a log or root of a negative number, or a solution that blows up there."
+            )
+
+
+class GridControl:
+    """Takes the steps of a given grid, all of them good.
+
+    ``points`` is the grid as a tensor, where gradients in it are wanted. Past the grid's end (an event is looked for)
+    it goes on with the last step size. ``perturb`` evaluates just inside the ends of every step.
+    """
+
+    first_h: float | None = None
+
+    def __init__(self, grid: list[float], points: Tensor | None = None, perturb: bool = False,
+                 max_num_steps: int = 2**31 - 1) -> None:  # fmt: skip
+        self.grid, self.points, self.perturb, self.index = grid, points, perturb, 0
+        self.settings = StepSettings(max_num_steps=max_num_steps)
+
+    def start(self, f: Dynamics, t0: float, y0: Tensor, t_end: float) -> Tensor | None:
+        return None
+
+    def propose(self, t: float, stop: float, y: Tensor) -> tuple[float, Clock | None]:
+        self.index += 1
+        if self.index >= len(self.grid):
+            return t + (self.grid[1] - self.grid[0]), None
+        clock = None
+        if self.points is not None:
+            clock = (self.points[self.index - 1], self.points[self.index])
+        return self.grid[self.index], clock
+
+    def judge(self, step: Step) -> bool:
+        return True
+
+
+class FreeControl(GridControl):
+    """For solvers that choose their own steps: each is offered the whole way to the next stop."""
+
+    def __init__(self, max_num_steps: int = 100_000) -> None:
+        super().__init__([], max_num_steps=max_num_steps)
+
+    def propose(self, t: float, stop: float, y: Tensor) -> tuple[float, Clock | None]:
+        return stop, None
+
+
+Control = AdaptiveControl | GridControl

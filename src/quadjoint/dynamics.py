@@ -1,0 +1,127 @@
+"""The user's function as the solver sees it: float times, one tensor, counted and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadjoint.state import Layout
+
+Time = float | Tensor
+TimeMap = Callable[
+    [Tensor], tuple[Tensor, Tensor]
+]  # s to (t, dt/ds), both shaped to broadcast against the state
+
+
+class Dynamics:
+    """Wraps ``f(t, y)``.
+
+    Times come as Python floats and reach ``f`` as 0-d tensors in the real dtype of the state. A function that calls
+    autograd itself (a divergence, a Hamiltonian) is given an input that requires grad, also while the solve runs
+    without grad.
+    """
+
+    def __init__(self, f: Callable[..., Any], y0: Tensor, layout: Layout | None = None,
+                 time_map: TimeMap | None = None) -> None:  # fmt: skip
+        self.f = f
+        self.time_map = time_map  # solver time to each sample's own time
+        self.layout = layout or Layout()
+        self.packed = self.layout.shapes is not None
+        self.shape, self.dtype, self.device = y0.shape, y0.dtype, y0.device
+        self.time_dtype = y0.dtype.to_real()
+        self.evaluations = 0
+        self.needs_grad = False
+        self.stackable: bool | None = None  # whether vmap works; None until tried
+
+    def time(self, t: Time, nudge: int = 0) -> Tensor:
+        """``t`` as the tensor that ``f`` receives, moved by one unit in the last place for ``nudge`` of -1 or 1."""
+        if not isinstance(t, Tensor):
+            t = torch.full((), t, dtype=self.time_dtype, device=self.device)
+        elif t.dtype != self.time_dtype or t.device != self.device:
+            t = t.to(self.device, self.time_dtype)
+        if nudge:
+            t = t + (torch.nextafter(t.detach(), t.detach() + nudge) - t.detach())
+        return t
+
+    def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:
+        self.evaluations += 1
+        out = self.checked(self.time(t, nudge), y)
+        # A function that switches grad on by itself would otherwise keep its graph alive on stored stages.
+        return out.detach() if out.requires_grad and not torch.is_grad_enabled() else out
+
+    def checked(self, t: Tensor, y: Tensor) -> Tensor:
+        """Evaluate once and make sure that the result is a derivative of ``y``."""
+        version = None if y.is_inference() else y._version
+        out = self.raw(t, y)
+        if (
+            not isinstance(out, Tensor)
+            or out.shape != y.shape
+            or out.dtype != y.dtype
+            or out.device != y.device
+        ):
+            out = self._mend(out, y)
+        if version is not None and y._version != version:
+            raise ValueError(
+                "f changed its input y in place; return a new tensor instead (for example y * 2, not y.mul_(2))."
+            )
+        return out
+
+    def raw(self, t: Tensor, y: Tensor) -> Any:
+        """Evaluate on tensors, packing and unpacking tuples; nothing is counted or checked (also used under vmap)."""
+        if self.needs_grad:
+            return self._with_grad(t, y)
+        try:
+            return self._call(t, y)
+        except RuntimeError as error:
+            if y.requires_grad or "does not require grad" not in str(error):
+                raise
+            self.needs_grad = True
+            return self._with_grad(t, y)
+
+    def _with_grad(self, t: Tensor, y: Tensor) -> Any:
+        with torch.enable_grad():
+            return self._call(t, y if y.requires_grad else y.detach().requires_grad_())
+
+    def _call(self, t: Tensor, y: Tensor) -> Any:
+        if self.time_map is not None:
+            times, rate = self.time_map(t)
+            return self._user(times, y) * rate
+        return self._user(t, y)
+
+    def _user(self, t: Tensor, y: Tensor) -> Any:
+        if not self.packed:
+            return self.f(t, y)
+        parts = self.layout.unpack(y)
+        out = self.f(t, parts)
+        if not isinstance(out, tuple | list) or len(out) != len(parts):
+            got = f"{len(out)} of them" if isinstance(out, tuple | list) else type(out).__name__
+            raise ValueError(
+                f"f must return a tuple of {len(parts)} tensors, as the state is one; got {got}."
+            )
+        for i, (part, derivative) in enumerate(zip(parts, out, strict=True)):
+            if derivative.shape != part.shape:
+                raise ValueError(
+                    f"f returned shape {tuple(derivative.shape)} for component {i} of the state, "
+                    f"which has shape {tuple(part.shape)}."
+                )
+        return self.layout.pack(tuple(out))
+
+    def _mend(self, out: Any, y: Tensor) -> Tensor:
+        """Accept what is meant (autocast's lower precision), refuse the rest in words."""
+        if not isinstance(out, Tensor):
+            raise TypeError(f"f must return a tensor like the state; got {type(out).__name__}.")
+        if out.shape != y.shape:
+            raise ValueError(
+                f"f returned shape {tuple(out.shape)}, but the state has shape {tuple(y.shape)}."
+            )
+        if out.device != y.device:
+            raise ValueError(f"f returned a tensor on {out.device}, but the state is on {y.device}.")
+        if torch.is_autocast_enabled(y.device.type) and out.is_floating_point():
+            return out.to(y.dtype)
+        raise TypeError(
+            f"f returned dtype {out.dtype}, but the state has {y.dtype}. "
+            "Cast y0 or the function so that both agree."
+        )

@@ -1,0 +1,287 @@
+"""The exact transpose of the forward Runge-Kutta solve.
+
+A step computes stage inputs Y_i = y0 + h sum_j a_ij k_j, stages k_i = f(t_i, Y_i), its end y1 = y0 + h sum b_i k_i and
+observations y0 + h sum b_i(theta) k_i. Given dL/dy1 and the gradients of the observations inside, the transpose runs
+through the stages from last to first: with lambda_i = dL/dk_i and mu_i = lambda_i^T df/dy(t_i, Y_i),
+
+    lambda_j += h a_ij mu_i,   dL/dy0 += mu_i,   dL/dtheta += lambda_i^T df/dtheta(t_i, Y_i).
+
+No step is rejected, no observation breaks the sweep, no second tolerance is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadjoint.errors import nearest
+from quadjoint.gradient.base import Gradient, Gradients
+from quadjoint.gradient.checkpoints import Recorder, StepRecord, backwards
+from quadjoint.gradient.parameters import CHUNK_ROWS, Products
+from quadjoint.gradient.parallel import ParallelSweep, samples_are_independent
+from quadjoint.integrate import SampleObserver
+from quadjoint.problem import Problem
+from quadjoint.steppers import RungeKuttaStep
+
+MODES = ("auto", "joint", "stacked", "parallel")
+
+
+@dataclass(frozen=True)
+class DiscreteAdjoint(Gradient):
+    """Exact gradients of the discretised solve from stored stages or states, without stored activations.
+
+    Args:
+        keep: "stages" stores every stage input; "states" one state a step, and recomputes the stages.
+        max_states: at most so many stored states; the rest is recomputed from checkpoints.
+        mode: "joint" one product in state and parameters per stage, "stacked" parameter products of many stages at
+            once, "parallel" all stages at once with per-sample Jacobians; "auto" chooses by size.
+    """
+
+    keep: str = "stages"
+    max_states: int | None = None
+    mode: str = "auto"
+    name = "discrete"
+    exact_clock = True
+    sample_times = "interpolate"
+
+    def __post_init__(self) -> None:
+        if self.keep not in ("stages", "states"):
+            raise ValueError(f"keep must be 'stages' or 'states'; got {self.keep!r}.")
+        if self.mode not in MODES:
+            raise ValueError(f"mode = {self.mode!r} is not known.{nearest(self.mode, MODES)}")
+        if self.max_states is not None and self.max_states < 1:
+            raise ValueError(f"max_states must be at least 1; got {self.max_states}.")
+
+    def forward(self, problem: Problem, y0: Tensor) -> tuple[Tensor, Recorder]:
+        if not problem.solver.stepper.transposable:
+            raise ValueError(
+                f"gradient='discrete' transposes Runge-Kutta steps, which method {problem.solver.method!r} does not take; "
+                "use gradient='direct', 'gq' or 'adjoint'."
+            )
+        recorder = Recorder(self.keep, self.max_states)
+        return problem.run(y0, accepted=recorder), recorder
+
+    def backward(self, problem: Problem, memory: Recorder, grad_ys: Tensor) -> Gradients:
+        if problem.solver.points is not None:
+            return _backward_with_clock(problem, memory, grad_ys)
+        products = Products(problem)
+        observations = Observations(problem, grad_ys)
+        mode = self.pick_mode(problem, grad_ys[0]) if self.mode == "auto" else self.mode
+        if mode == "parallel" and not samples_are_independent(problem, memory):
+            mode = "joint"
+        problem.stats.reason = problem.stats.reason or f"discrete, {mode}"
+
+        def replay(record: StepRecord, y: Tensor) -> RungeKuttaStep:
+            return _replay(problem, record, y)
+
+        steps = backwards(memory, replay)
+        if mode == "parallel":
+            a = ParallelSweep(problem, products, observations).run(steps, grad_ys)
+        else:
+            a = _sweep(problem, products, observations, steps, grad_ys, stacked=mode == "stacked")
+        return Gradients(observations.initial(a), products.sums)
+
+    def pick_mode(self, problem: Problem, y: Tensor) -> str:
+        """Joint products for many rows; stacked for few; parallel where the state of a sample is small as well."""
+        rows = y.numel() // max(1, y.shape[-1]) if y.ndim else 1
+        if rows >= CHUNK_ROWS // 4:
+            return "joint"
+        if y.ndim and y.shape[-1] <= 8 and not problem.f.packed:
+            return "parallel"
+        return "stacked"
+
+
+class Observations:
+    """Hands the gradients of the observations to the steps in which they lie."""
+
+    def __init__(self, problem: Problem, grad_ys: Tensor) -> None:
+        self.tableau = problem.solver.stepper.tableau
+        self.plan = problem.plan
+        self.observer = problem.make_observer()
+        self.per_sample = isinstance(self.observer, SampleObserver)
+        if isinstance(self.observer, SampleObserver):
+            flat = grad_ys.reshape(-1, *grad_ys.shape[2:])
+            self.grads = flat[torch.as_tensor(self.observer.order, device=grad_ys.device)]
+            self.times = self.observer.sorted
+        else:
+            self.grads, self.times = grad_ys, problem.times
+
+    def initial(self, a: Tensor) -> Tensor:
+        """dL/dy0 from the adjoint at the start and the observations made there."""
+        if not isinstance(self.observer, SampleObserver):
+            return a + self.grads[0]
+        first = self.plan[0][0] if self.plan else len(self.times)
+        rows = self.observer.index(0, first, a.device)
+        return a.clone().index_add_(0, rows, self.grads[:first])
+
+    def at_end(self, record: StepRecord) -> Tensor | None:
+        """The gradient of an observation exactly at the end of the step."""
+        first, last = self.plan[record.index]
+        if self.per_sample or first == last or self.times[last - 1] != record.t1:
+            return None
+        return self.grads[last - 1]
+
+    def inside(self, record: StepRecord, lam: Tensor) -> Tensor | None:
+        """Spread the gradients of observations inside the step over its stages; returns their part in dL/dy0.
+
+        ``lam`` is dL/dk, shape (stages, *state), changed in place.
+        """
+        first, last = self.plan[record.index]
+        if not self.per_sample and last > first and self.times[last - 1] == record.t1:
+            last -= 1
+        if first == last:
+            return None
+        h = record.t1 - record.t0
+        theta = [(t - record.t0) / h for t in self.times[first:last]]
+        weights = torch.as_tensor(self.tableau.dense_weights(theta) * h, dtype=lam.dtype, device=lam.device)
+        g = self.grads[first:last]
+        if isinstance(self.observer, SampleObserver):
+            rows = self.observer.index(first, last, lam.device)
+            spread = weights.T.reshape(len(lam), -1, *(1,) * (g.ndim - 1)) * g
+            lam.index_add_(1, rows, spread)
+            return torch.zeros_like(lam[0]).index_add_(0, rows, g)
+        lam.view(len(lam), -1).addmm_(weights.T, g.reshape(len(g), -1))
+        return g.sum(0)
+
+
+def _sweep(problem: Problem, products: Products, observations: Observations, steps: Any, grad_ys: Tensor,
+           stacked: bool) -> Tensor:  # fmt: skip
+    """Transpose the steps one after another; returns dL/dy at the start, without the initial observation."""
+    method = problem.solver.stepper
+    queue = _Queue(products, grad_ys) if stacked else None
+    a = torch.zeros(problem.f.shape, dtype=grad_ys.dtype, device=grad_ys.device)
+    carried: Tensor | None = (
+        None  # dL/dk of the first stage of the step after, where it is a stage of this one
+    )
+    for record in steps:
+        lam, a = gather(method, observations, record, a, carried)
+        flat = lam.view(len(lam), -1)
+        live = _live(method, record, observations, carried is not None)
+        h = record.t1 - record.t0
+        carried = None
+        for i in range(record.stages - 1, -1, -1):
+            if i == 0 and record.shared:
+                carried = lam[0]
+                break
+            if not live[i]:
+                continue
+            t = stage_time(method, record, i)
+            nudge = (
+                record.nudge[0]
+                if method.nodes[i] == 0.0
+                else record.nudge[1]
+                if method.nodes[i] == 1.0
+                else 0
+            )
+            if queue is None:
+                mu = products.joint(t, record.inputs[i], lam[i], nudge)
+            else:
+                mu = products.state(t, record.inputs[i], lam[i], nudge)
+                queue.put(t, record.inputs[i], lam[i])
+            a = a + mu
+            for j, w in method.rows[i]:
+                flat[j].add_(mu.reshape(-1), alpha=w * h)
+                live[j] = True
+    if queue is not None:
+        queue.flush()
+    return a
+
+
+def gather(
+    method: Any, observations: Observations, record: StepRecord, a: Tensor, carried: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """dL/dk of all stages and dL/dy0 of a step, before its own stages are transposed."""
+    end = observations.at_end(record)
+    a = a if end is None else a + end
+    lam = torch.zeros(record.stages, *a.shape, dtype=a.dtype, device=a.device)
+    h = record.t1 - record.t0
+    for j, w in method.weights:
+        torch.mul(a, w * h, out=lam[j])
+    if carried is not None:
+        lam[method.stages if not method.fsal else method.stages - 1].add_(carried)
+    extra = observations.inside(record, lam)
+    return lam, a if extra is None else a + extra
+
+
+def _live(method: Any, record: StepRecord, observations: Observations, carried: bool) -> list[bool]:
+    """Which stages have any influence so far; those without are skipped."""
+    live = [False] * record.stages
+    for j, _ in method.weights:
+        live[j] = True
+    if carried:
+        live[method.stages if not method.fsal else method.stages - 1] = True
+    first, last = observations.plan[record.index]
+    if last > first:
+        live = [True] * record.stages
+    return live
+
+
+def stage_time(method: Any, record: StepRecord, i: int) -> float:
+    c = method.nodes[i]
+    return record.t1 if c == 1.0 else record.t0 + c * (record.t1 - record.t0)
+
+
+class _Queue:
+    """Collects (t, Y, lambda) and adds their parameter products to the sums, many at a time."""
+
+    def __init__(self, products: Products, like: Tensor) -> None:
+        self.products = products
+        rows = max(1, math.prod(like.shape[1:-1]))
+        self.size = max(1, CHUNK_ROWS // rows)
+        self.items: list[tuple[float, Tensor, Tensor]] = []
+
+    def put(self, t: float, y: Tensor, a: Tensor) -> None:
+        self.items.append((t, y, a))
+        if len(self.items) >= self.size:
+            self.flush()
+
+    def flush(self) -> None:
+        if self.items:
+            times, ys, a = zip(*self.items, strict=True)
+            self.products.stacked(times, torch.stack(ys), torch.stack(a))
+            self.items = []
+
+
+def _replay(problem: Problem, record: StepRecord, y: Tensor) -> RungeKuttaStep:
+    """Take a step of the forward pass again, with the stages that it had."""
+    before = problem.f.evaluations
+    step: RungeKuttaStep = problem.solver.stepper.step(problem.f, record.t0, record.t1, y, None, record.nudge)
+    if record.stages > len(step.ks):
+        step.complete()
+    problem.stats.backward_evaluations += problem.f.evaluations - before
+    return step
+
+
+def _backward_with_clock(problem: Problem, memory: Recorder, grad_ys: Tensor) -> Gradients:
+    """Fixed grids whose points are learnable: each step is replayed under autograd, its ends among the inputs."""
+    products, stepper = Products(problem), problem.solver.stepper
+    observed = problem.make_observer().points
+    assert problem.solver.points is not None and observed is not None
+    points, observed = problem.solver.points.detach(), observed.detach()
+    grad_points, grad_observed = torch.zeros_like(points), torch.zeros_like(observed)
+    a = torch.zeros_like(grad_ys[0])
+    for record in backwards(memory, lambda r, y: _replay(problem, r, y)):
+        n, (first, last) = record.index, problem.plan[record.index]
+        y0, ends = record.inputs[0].detach().requires_grad_(), points[n : n + 2].clone().requires_grad_()
+        times = observed[first:last].clone().requires_grad_()
+        with torch.enable_grad():
+            step = stepper.step(problem.f, record.t0, record.t1, y0, None, record.nudge, (ends[0], ends[1]))
+            outs, grads = [step.y1], [a]
+            if last - first == 1 and problem.times[first] == record.t1:
+                grads = [a + grad_ys[first]]
+            elif last > first:
+                outs.append(step.evaluate_at(times))
+                grads.append(grad_ys[first:last])
+            found = torch.autograd.grad(outs, (y0, ends, times, *problem.params), grads, allow_unused=True)
+        a, in_ends, in_times, *in_params = found
+        a = torch.zeros_like(y0) if a is None else a
+        if in_ends is not None:
+            grad_points[n : n + 2] += in_ends
+        if in_times is not None:
+            grad_observed[first:last] += in_times
+        products.add(in_params)
+    return Gradients(a + grad_ys[0], products.sums, grad_points, grad_observed)

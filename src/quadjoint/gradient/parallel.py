@@ -1,0 +1,142 @@
+"""The transpose of the solve with no network evaluation in sequence.
+
+All stages of a chunk of steps are evaluated in one stacked call. Where samples do not influence each other, d products
+on its graph give the d x d Jacobians of every stage and sample; the recursion over stages then multiplies small
+matrices, and one more product on the same graph gives the parameter gradient.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadjoint.errors import warn_once
+from quadjoint.gradient.checkpoints import Recorder, StepRecord
+from quadjoint.gradient.parameters import CHUNK_ROWS, Products
+from quadjoint.problem import Problem
+
+_independent: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
+
+
+def samples_are_independent(problem: Problem, memory: Recorder) -> bool:
+    """Whether a random half of the batch leaves the other half's derivatives alone; asked once per function and shape."""
+    f, shape = problem.f, problem.f.shape
+    samples = shape[:-1].numel() if len(shape) > 1 else 1
+    if not shape or f.packed:
+        return False
+    if samples == 1:
+        return True
+    try:
+        known = _independent.setdefault(f.f, {})
+    except TypeError:
+        known = {}
+    if shape not in known:
+        known[shape] = _probe(problem, memory, samples)
+        if not known[shape]:
+            warn_once(
+                f"coupled {id(f.f)}",
+                f"The samples of a batch influence each other in {type(f.f).__name__}; the parallel backward pass needs "
+                "independent samples, so products are computed stage by stage instead.",
+            )
+    return known[shape]
+
+
+def _probe(problem: Problem, memory: Recorder, samples: int) -> bool:
+    if not memory.records:
+        return True
+    record = memory.records[0]
+    y = memory.states[0] if record.inputs is None else record.inputs[0]
+    products = Products(problem)
+    generator = torch.Generator().manual_seed(0)
+    out, y = products.record(
+        record.t0, y + 1e-3 * torch.randn(y.shape, generator=generator, dtype=y.dtype.to_real()).to(y)
+    )
+    if not out.requires_grad:
+        return True
+    for _ in range(2):
+        chosen = torch.randperm(samples, generator=generator) < (samples + 1) // 2
+        mask = chosen.to(y.device).reshape(*y.shape[:-1], 1)
+        v = torch.randn(y.shape, generator=generator, dtype=y.dtype.to_real()).to(y) * mask
+        (g,) = torch.autograd.grad(out, y, v, retain_graph=True, allow_unused=True)
+        if g is not None and bool((g * ~mask).abs().max() > 1e-6 * g.abs().max()):
+            return False
+    return True
+
+
+class ParallelSweep:
+    """Runs the transposed recursion over chunks of steps."""
+
+    def __init__(self, problem: Problem, products: Products, observations: Any) -> None:
+        self.problem, self.products, self.observations = problem, products, observations
+        self.method = problem.solver.stepper
+        shape = problem.f.shape
+        self.rows = shape[:-1].numel() if len(shape) > 1 else 1
+
+    def run(self, steps: Iterator[StepRecord], grad_ys: Tensor) -> Tensor:
+        a = torch.zeros(self.problem.f.shape, dtype=grad_ys.dtype, device=grad_ys.device)
+        carried: Tensor | None = None
+        limit = max(1, 4 * CHUNK_ROWS // self.rows)
+        chunk: list[StepRecord] = []
+        stages = 0
+        for record in steps:
+            chunk.append(record)
+            stages += record.stages
+            if stages >= limit:
+                a, carried = self._transpose(chunk, a, carried)
+                chunk, stages = [], 0
+        if chunk:
+            a, carried = self._transpose(chunk, a, carried)
+        return a
+
+    def _transpose(
+        self, chunk: list[StepRecord], a: Tensor, carried: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Transpose a chunk of steps, last first."""
+        from quadjoint.gradient.discrete import gather, stage_time
+
+        method = self.method
+        which = [(r, i) for r in chunk for i in range(1 if r.shared else 0, r.stages)]
+        times = [stage_time(method, r, i) for r, i in which]
+        ys = torch.stack([r.inputs[i] for r, i in which]).requires_grad_()
+        out = self.products.record_stack(times, ys)
+        jacobian = self._jacobians(out, ys)
+        lambdas = torch.zeros_like(ys, requires_grad=False)
+        place = {(r.index, i): n for n, (r, i) in enumerate(which)}
+        for record in chunk:
+            lam, a = gather(method, self.observations, record, a, carried)
+            flat = lam.view(record.stages, -1)
+            h = record.t1 - record.t0
+            carried = None
+            for i in range(record.stages - 1, -1, -1):
+                if i == 0 and record.shared:
+                    carried = lam[0]
+                    break
+                n = place[record.index, i]
+                lambdas[n] = lam[i]
+                mu = torch.einsum("...ji,...j->...i", jacobian[n], lam[i])
+                a = a + mu
+                for j, w in method.rows[i]:
+                    flat[j].add_(mu.reshape(-1), alpha=w * h)
+        if self.problem.params and out.requires_grad:
+            self.products.stats.vjp_params += 1
+            self.products.add(torch.autograd.grad(out, self.problem.params, lambdas, allow_unused=True))
+        return a, carried
+
+    def _jacobians(self, out: Tensor, ys: Tensor) -> Tensor:
+        """d out[..., j] / d y[..., i] of every point and sample, shape (n, ..., d, d)."""
+        d = ys.shape[-1]
+        jacobian = torch.zeros(*ys.shape, d, dtype=ys.dtype, device=ys.device)
+        if not out.requires_grad:
+            return jacobian
+        for j in range(d):
+            unit = torch.zeros_like(out)
+            unit[..., j] = 1.0
+            self.products.stats.vjp_state += len(ys)
+            (row,) = torch.autograd.grad(out, ys, unit, retain_graph=True, allow_unused=True)
+            if row is not None:
+                jacobian[..., j, :] = row
+        return jacobian

@@ -1,0 +1,119 @@
+"""Vector-Jacobian products of the dynamics, one at a time or stacked, and the sums of their parameter parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quadjoint.dynamics import Dynamics, Time
+from quadjoint.errors import warn_once
+from quadjoint.problem import Problem
+
+# Stacking pays until a product has about this many rows; beyond it the weights are no longer what is waited for.
+CHUNK_ROWS = 512
+
+
+class Products:
+    """Products a^T df/dy and a^T df/dtheta; the parameter parts are summed in place in ``sums``."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.f: Dynamics = problem.f
+        self.params, self.stats = problem.params, problem.stats
+        self.sums: list[Tensor | None] = [None] * len(problem.params)
+
+    def add(self, gradients: Sequence[Tensor | None], factor: float = 1.0) -> None:
+        for i, g in enumerate(gradients):
+            if g is None:
+                continue
+            total = self.sums[i]
+            if total is None:
+                # autograd may hand out views or tensors that it still uses; own the memory once.
+                self.sums[i] = g * factor if factor != 1.0 else g.clone()
+            else:
+                total.add_(g, alpha=factor)
+
+    def joint(self, t: Time, y: Tensor, a: Tensor, nudge: int = 0) -> Tensor:
+        """a^T df/dy at one point; a^T df/dtheta goes to the sums."""
+        out, y = self.record(t, y, nudge)
+        return self.transpose(out, y, a)
+
+    def transpose(self, out: Tensor, y: Tensor, a: Tensor) -> Tensor:
+        """a^T df/dy of an evaluation that was recorded; a^T df/dtheta goes to the sums."""
+        if not out.requires_grad:
+            return torch.zeros_like(y)
+        g, *gradients = torch.autograd.grad(out, (y, *self.params), a, allow_unused=True)
+        self.stats.vjp_state += 1
+        self.stats.vjp_params += 1
+        self.add(gradients)
+        return torch.zeros_like(y) if g is None else g
+
+    def state(self, t: Time, y: Tensor, a: Tensor, nudge: int = 0) -> Tensor:
+        """a^T df/dy at one point."""
+        return self.value_and_state(t, y, a, nudge)[1]
+
+    def value_and_state(self, t: Time, y: Tensor, a: Tensor, nudge: int = 0) -> tuple[Tensor, Tensor]:
+        """f and a^T df/dy at one point."""
+        out, y = self.record(t, y, nudge)
+        self.stats.vjp_state += 1
+        if not out.requires_grad:
+            return out, torch.zeros_like(y)
+        (g,) = torch.autograd.grad(out, y, a, allow_unused=True)
+        return out.detach(), torch.zeros_like(y) if g is None else g
+
+    def record(self, t: Time, y: Tensor, nudge: int = 0) -> tuple[Tensor, Tensor]:
+        """One recorded evaluation, and the input that it can be differentiated in."""
+        self.stats.backward_evaluations += 1
+        with torch.enable_grad():
+            y = y.detach().requires_grad_()
+            return self.f(t, y, nudge), y
+
+    def stacked(self, times: Sequence[float] | Tensor, ys: Tensor, a: Tensor) -> None:
+        """Sum of a_i^T df/dtheta over a stack of points, in chunks of one evaluation each."""
+        if not self.params:
+            return
+        rows = max(1, math.prod(ys.shape[1:-1]))
+        size = max(1, CHUNK_ROWS // rows)
+        for first in range(0, len(ys), size):
+            part = slice(first, first + size)
+            self.add(self.stacked_gradients(times[part], ys[part], a[part]))
+
+    def stacked_gradients(
+        self, times: Sequence[float] | Tensor, ys: Tensor, a: Tensor
+    ) -> Sequence[Tensor | None]:
+        """a^T df/dtheta summed over one stack; no state-sized gradient is formed."""
+        outs = self.record_stack(times, ys)
+        self.stats.vjp_params += 1
+        if not outs.requires_grad:
+            return [None] * len(self.params)
+        return torch.autograd.grad(outs, self.params, a, allow_unused=True)
+
+    def record_stack(self, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
+        """f at a stack of points, recorded by autograd: one call under vmap where f allows it."""
+        self.stats.backward_evaluations += len(ys)
+        with torch.enable_grad():
+            return stack_call(self.f, times, ys)
+
+
+def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
+    """f at a stack of (t, y) as one evaluation, or as a loop where f cannot be vectorised (said once)."""
+    ts = torch.as_tensor(times, dtype=f.time_dtype, device=ys.device)
+    if len(ys) > 1 and f.stackable is not False:
+        try:
+            out = torch.func.vmap(f.raw)(ts, ys)
+            f.stackable = True
+            f.evaluations += len(ys)
+            return out.to(ys.dtype)
+        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+            if f.stackable:
+                raise
+            f.stackable = False
+            reason = str(error).splitlines()[0]
+            warn_once(
+                f"vmap {type(f.f).__name__} {id(type(f.f))}",
+                f"The dynamics {type(f.f).__name__} cannot be evaluated as a stack ({reason}); "
+                "their products are computed one after another, which is slower.",
+            )
+    return torch.stack([f(t, y) for t, y in zip(ts.unbind(), ys.unbind(), strict=True)])

@@ -1,0 +1,75 @@
+"""The asynchronous leapfrog method run backwards by its exact inverse: memory that does not grow with the steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadjoint.gradient.base import Gradient, Gradients
+from quadjoint.gradient.parameters import Products
+from quadjoint.problem import Problem
+
+
+@dataclass(frozen=True)
+class Reversible(Gradient):
+    """MALI (Zhuang et al. 2021): with ``method="alf"`` states are reconstructed, not stored; the gradient is the exact one.
+
+    Steps end on the observations, so that only the final (z, v) and the step sizes are kept.
+    """
+
+    name = "reversible"
+
+    def apply(self, problem: Problem, y0: Tensor) -> Tensor:
+        if problem.solver.method != "alf":
+            raise ValueError(
+                f"gradient='reversible' needs method='alf', the one with an inverse; got method={problem.solver.method!r}."
+            )
+        if problem.event is not None:
+            raise ValueError("gradient='reversible' does not support events; use gradient='direct'.")
+        if problem.solver.grid is None:
+            # Land on every observation: interpolated ones would need states inside steps.
+            problem.solver = problem.solver.with_settings(step_t=tuple(problem.times))
+        elif not set(problem.times) <= set(problem.solver.grid):
+            raise ValueError(
+                "gradient='reversible' with options['step_size'] needs every observation time on the grid."
+            )
+        return super().apply(problem, y0)
+
+    def forward(self, problem: Problem, y0: Tensor) -> tuple[Tensor, Any]:
+        steps: list[tuple[float, float]] = []
+        last: list[Any] = []
+
+        def record(step: Any) -> None:
+            steps.append((step.t0, step.t1))
+            last[:] = [step.y1, step.carry]
+
+        ys = problem.run(y0, accepted=record)
+        return ys, (steps, last)
+
+    def backward(self, problem: Problem, memory: Any, grad_ys: Tensor) -> Gradients:
+        steps, last = memory
+        products, stepper = Products(problem), problem.solver.stepper
+        if not steps:
+            return Gradients(grad_ys.sum(0), products.sums)
+        y, v = last
+        at = {t: k for k, t in enumerate(problem.times)}
+        eta = stepper.eta
+        a, a_v = torch.zeros_like(y), torch.zeros_like(y)
+        for t0, t1 in reversed(steps):
+            h = t1 - t0
+            if t1 in at:
+                a = a + grad_ys[at[t1]]
+            middle = y - v * (0.5 * h)
+            out, point = products.record(t0 + 0.5 * h, middle)
+            a_v = a_v + a * (0.5 * h)
+            found = products.transpose(out, point, 2.0 * eta * a_v)
+            u = out.detach()
+            v = (v - 2.0 * eta * u) / (1.0 - 2.0 * eta)
+            y = middle - v * (0.5 * h)
+            a = a + found
+            a_v = (1.0 - 2.0 * eta) * a_v + a * (0.5 * h)
+        out, point = products.record(steps[0][0], y)
+        return Gradients(a + products.transpose(out, point, a_v) + grad_ys[0], products.sums)

@@ -1,0 +1,164 @@
+"""The methods by name, and their options turned into a stepper and a step control."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadjoint.control import AdaptiveControl, FreeControl, GridControl, StepSettings
+from quadjoint.errors import nearest
+from quadjoint.problem import Solver
+from quadjoint.state import Layout
+from quadjoint.steppers import Adams, AsynchronousLeapfrog, RungeKutta, Scipy
+from quadjoint.tableau import TABLEAUS
+
+RUNGE_KUTTA = {name: RungeKutta(tableau) for name, tableau in TABLEAUS.items()}
+LINEAR = {name: RungeKutta(tableau.linear()) for name, tableau in TABLEAUS.items() if tableau.b_error is None}
+METHODS = (*RUNGE_KUTTA, "explicit_adams", "implicit_adams", "fixed_adams", "alf", "scipy_solver")
+
+_COMMON = {"norm", "dtype", "max_num_steps"}
+_ADAPTIVE = {
+    "first_step",
+    "safety",
+    "ifactor",
+    "dfactor",
+    "min_step",
+    "max_step",
+    "step_t",
+    "jump_t",
+    "controller",
+    "warm_start",
+}
+_FIXED = {"step_size", "grid_constructor", "interp", "perturb"}
+_ADAMS = {"max_order", "max_iters"}
+
+
+def register_method(name: str, tableau: Any) -> None:
+    """Make a Runge-Kutta method of your own available as ``method=name``.
+
+    >>> import dataclasses, quadjoint as qj
+    >>> qj.register_method("my_rk4", dataclasses.replace(qj.TABLEAUS["rk4"], name="my_rk4"))
+    """
+    global METHODS
+    RUNGE_KUTTA[name] = RungeKutta(tableau)
+    if tableau.b_error is None:
+        LINEAR[name] = RungeKutta(tableau.linear())
+    if name not in METHODS:
+        METHODS = (*METHODS, name)
+
+
+def make_solver(method: str, options: dict[str, Any], rtol: Any, atol: Any, layout: Layout,
+                t: Tensor, times: list[float], y0: Tensor, f: Callable[..., Any]) -> Solver:  # fmt: skip
+    """Check ``options`` and build the solver; ``t`` and ``times`` are the observation times, tensor and floats."""
+    if method not in METHODS:
+        raise ValueError(f"method = {method!r} is not known.{nearest(method, METHODS)}")
+    settings = _settings(method, options, rtol, atol, layout)
+    if method == "scipy_solver":
+        scipy_options = {k: v for k, v in options.items() if k not in {"solver", *_COMMON}}
+        scipy = Scipy(options.get("solver", "LSODA"), float(rtol), _numpy(atol), **scipy_options)
+        return Solver(method, scipy, lambda: FreeControl(settings.max_num_steps), settings)
+    stepper = _stepper(method, options, rtol, atol)
+    if stepper.adaptive and "step_size" not in options:
+        return Solver(method, stepper, lambda: AdaptiveControl(settings, stepper.order), settings)
+    points = _grid(options, f, y0, t)
+    grid = points.detach().to("cpu", torch.float64).tolist()
+    _check_grid(grid, times)
+    tracked = points if points.requires_grad else None
+    perturb = bool(options.get("perturb", False))
+    limit = settings.max_num_steps if "max_num_steps" in options else 2**31 - 1
+    return Solver(
+        method, stepper, lambda: GridControl(grid, tracked, perturb, limit), settings, grid, tracked
+    )
+
+
+def _stepper(method: str, options: dict[str, Any], rtol: Any, atol: Any) -> Any:
+    interp = options.get("interp", "cubic")
+    if interp not in ("linear", "cubic"):
+        raise ValueError(f"options['interp'] must be 'linear' or 'cubic'; got {interp!r}.")
+    linear = interp == "linear"
+    if method in RUNGE_KUTTA:
+        return LINEAR[method] if linear and method in LINEAR else RUNGE_KUTTA[method]
+    if method == "alf":
+        return AsynchronousLeapfrog(options.get("eta", 1.0))
+    return Adams(
+        RUNGE_KUTTA["rk4"], method != "explicit_adams", options.get("max_order", 12), options.get("max_iters", 4),
+        rtol, atol, linear,
+    )  # fmt: skip
+
+
+def _known_options(method: str) -> set[str]:
+    if method == "alf":
+        return _COMMON | _ADAPTIVE | {"eta", "step_size"}
+    if method in RUNGE_KUTTA:
+        return _COMMON | (_ADAPTIVE if RUNGE_KUTTA[method].adaptive else _FIXED)
+    return _COMMON | _FIXED | _ADAMS
+
+
+def _settings(method: str, options: dict[str, Any], rtol: Any, atol: Any, layout: Layout) -> StepSettings:
+    if method != "scipy_solver":
+        known = _known_options(method)
+        for name in options:
+            if name not in known:
+                raise ValueError(
+                    f"options[{name!r}] is not an option of method {method!r}.{nearest(name, known)}"
+                )
+    values: dict[str, Any] = {}
+    for name in ("first_step", "safety", "ifactor", "dfactor", "min_step", "max_step"):
+        if options.get(name) is not None:
+            values[name] = _positive(name, options[name], zero=name == "min_step")
+    if "max_num_steps" in options:
+        values["max_num_steps"] = int(_positive("max_num_steps", options["max_num_steps"]))
+    for name in ("step_t", "jump_t"):
+        if options.get(name) is not None:
+            values[name] = tuple(torch.as_tensor(options[name], dtype=torch.float64).reshape(-1).tolist())
+    if set(values.get("step_t", ())) & set(values.get("jump_t", ())):
+        raise ValueError("options['step_t'] and options['jump_t'] must not share times.")
+    controller = options.get("controller", "i")
+    if controller not in ("i", "pi"):
+        raise ValueError(f"options['controller'] must be 'i' or 'pi'; got {controller!r}.")
+    norm = layout.norm(options.get("norm"))
+    return StepSettings(rtol=rtol, atol=atol, norm=norm, controller=controller, **values)
+
+
+def _positive(name: str, value: Any, zero: bool = False) -> float:
+    number = float(value)
+    if not (number > 0 or (zero and number == 0)):
+        raise ValueError(f"options[{name!r}] must be {'at least 0' if zero else 'positive'}; got {value}.")
+    return number
+
+
+def _grid(options: dict[str, Any], f: Callable[..., Any], y0: Tensor, t: Tensor) -> Tensor:
+    """The grid of a fixed-step method as a tensor: the observation times unless an option says otherwise."""
+    step_size, constructor = options.get("step_size"), options.get("grid_constructor")
+    if step_size is not None and constructor is not None:
+        raise ValueError("Give options['step_size'] or options['grid_constructor'], not both.")
+    if constructor is not None:
+        return torch.as_tensor(constructor(f, y0, t))
+    if step_size is None:
+        return t
+    h = _positive("step_size", step_size)
+    first, last = t.detach()[[0, -1]].tolist()
+    length = last - first
+    n = max(1, math.ceil(abs(length) / h - 1e-9))
+    steps = torch.arange(n, dtype=torch.float64, device="cpu") * math.copysign(h, length)
+    return torch.cat([t[0] + steps.to(t), t[-1:]])
+
+
+def _check_grid(grid: list[float], times: list[float]) -> None:
+    if len(times) < 2:
+        return
+    sign = math.copysign(1.0, times[-1] - times[0])
+    increasing = all(sign * a < sign * b for a, b in zip(grid, grid[1:], strict=False))
+    if not increasing or grid[0] != times[0] or grid[-1] != times[-1]:
+        raise ValueError(
+            "options['grid_constructor'] must return strictly monotone times from t[0] to t[-1]; "
+            f"got {len(grid)} times from {grid[0]:.6g} to {grid[-1]:.6g}."
+        )
+
+
+def _numpy(tolerance: Any) -> Any:
+    return tolerance.reshape(-1).cpu().numpy() if isinstance(tolerance, Tensor) else tolerance

@@ -1,0 +1,314 @@
+"""odeint and solve: check the input, choose, delegate."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadjoint.dynamics import Dynamics
+from quadjoint.gradient import Gradient, resolve
+from quadjoint.integrate import EventWatch, Hooks, Observer, SampleObserver
+from quadjoint.interpolation import DenseOutput
+from quadjoint.methods import make_solver
+from quadjoint.problem import Problem, Stats, find_parameters
+from quadjoint.state import Layout, State
+from quadjoint.times import check_times, event_time, fill_padding, fractions, linear_map, piecewise_map, shift
+
+Dynamical = Callable[..., Any]
+
+# First step sizes found by search, per function and setting: a repeated solve skips the search, and gets the same steps.
+_first_steps: weakref.WeakKeyDictionary[Any, dict[Any, float]] = weakref.WeakKeyDictionary()
+
+
+class Solution:
+    """A solved problem: ``ts``, ``ys``, ``stats``, ``event_time`` and, called with a time, the state at any time between.
+
+    The continuous solution is differentiable where the solve was recorded by autograd (``gradient="direct"``).
+    """
+
+    def __init__(
+        self, ts: Tensor, ys: State, stats: Stats, event_time: Tensor | None, problem: Problem
+    ) -> None:
+        self.ts, self.ys, self.stats, self.event_time = ts, ys, stats, event_time
+        self._layout, self._dense = problem.f.layout, DenseOutput(problem.steps)
+        self._per_sample = problem.f.time_map is not None
+
+    def __call__(self, t: float | Tensor) -> State:
+        """The state at ``t``, a number or a tensor of times of any shape."""
+        if self._per_sample:
+            raise ValueError("Continuous output is for times shared by the batch, t of shape (K,).")
+        if not self._dense.steps:
+            raise ValueError("The solve had a single time, so there is no interval to evaluate in.")
+        times = torch.as_tensor(t, dtype=torch.float64, device="cpu").detach()
+        first, last = self._dense.steps[0].t0, self._dense.steps[-1].t1
+        low, high = min(first, last), max(first, last)
+        slack = 1e-6 * (high - low)
+        flat = times.reshape(-1).tolist()
+        for value in flat:
+            if not low - slack <= value <= high + slack:
+                raise ValueError(f"t = {value:.6g} lies outside the solved interval [{low:.6g}, {high:.6g}].")
+        values = self._dense.many([min(max(v, low), high) for v in flat])
+        return self._layout.unpack(values.reshape(*times.shape, *values.shape[1:]), leading=times.ndim)
+
+
+def odeint(f: Dynamical, y0: State, t: Tensor, *, method: str = "dopri5", rtol: Any = 1e-3, atol: Any = 1e-6,
+           gradient: str | Gradient = "auto", options: dict[str, Any] | None = None,
+           event_fn: Dynamical | None = None, compile: bool = False,
+           params: Sequence[Tensor] | None = None) -> Any:  # fmt: skip
+    """Solve dy/dt = f(t, y), y(t[0]) = y0, and return the states at the times ``t``.
+
+    Args:
+        f: callable or module; receives t as a 0-d tensor and y like ``y0``.
+        y0: tensor of any shape, or a tuple of tensors.
+        t: times, strictly increasing or decreasing, shape (K,); or (B, K) with times for each sample of the batch
+            (rows may be padded with NaN), in which case f receives t shaped to broadcast against y.
+        method: "dopri5", "tsit5", "dopri8", "bosh3", "rk4" and others, see ``quadjoint.METHODS``.
+        rtol, atol: tolerances of adaptive methods, numbers or, for a tuple state, one per tensor.
+        gradient: "auto", "direct", "discrete", "gq", "gq-paper", "adjoint", "seminorm", "reversible" or an object.
+        options: of the method, named as in torchdiffeq.
+        event_fn: the solve ends where ``event_fn(t, y)`` changes sign; returns (event time, states).
+        compile: run the steps under ``torch.compile``.
+        params: tensors that f depends on besides those found by themselves.
+
+    Returns:
+        States at ``t``, stacked along a new first dimension; a tuple of such for a tuple state.
+
+    >>> import torch, quadjoint as qj
+    >>> ys = qj.odeint(lambda t, y: -y, torch.ones(2), torch.tensor([0.0, 1.0]), rtol=1e-6)
+    >>> bool(torch.allclose(ys[-1], torch.full((2,), 0.367879), atol=1e-5))
+    True
+    """
+    problem, solved = _solve(
+        f, y0, t, method, rtol, atol, gradient, options, event_fn, compile, params, dense=False
+    )
+    return solved[0] if event_fn is None else (solved[1], solved[0])
+
+
+def solve(f: Dynamical, y0: State, t: Tensor, *, method: str = "dopri5", rtol: Any = 1e-3, atol: Any = 1e-6,
+          gradient: str | Gradient = "auto", options: dict[str, Any] | None = None,
+          event_fn: Dynamical | None = None, compile: bool = False, params: Sequence[Tensor] | None = None,
+          progress: bool = False) -> Solution:  # fmt: skip
+    """As ``odeint``, returning a ``Solution`` with statistics and the continuous solution.
+
+    ``progress=True`` shows a bar over integration time (needs tqdm).
+
+    >>> import torch, quadjoint as qj
+    >>> sol = qj.solve(lambda t, y: -y, torch.ones(()), torch.tensor([0.0, 2.0]), rtol=1e-8, atol=1e-8)
+    >>> round(float(sol(1.0)), 5)
+    0.36788
+    >>> sol.stats.rejected_steps
+    0
+    """
+    problem, (ys, event) = _solve(
+        f,
+        y0,
+        t,
+        method,
+        rtol,
+        atol,
+        gradient,
+        options,
+        event_fn,
+        compile,
+        params,
+        dense=True,
+        progress=progress,
+    )
+    return Solution(t, ys, problem.stats, event, problem)
+
+
+def _solve(f: Dynamical, y0: State, t: Tensor, method: str, rtol: Any, atol: Any, gradient: str | Gradient,
+           options: dict[str, Any] | None, event_fn: Dynamical | None, compile: bool,
+           params: Sequence[Tensor] | None, dense: bool, progress: bool = False,
+           ) -> tuple[Problem, tuple[State, Tensor | None]]:  # fmt: skip
+    options = dict(options or {})
+    how = resolve(gradient)
+    values = check_times(t)
+    _check_state(y0)
+    if not callable(f):
+        raise TypeError(f"f must be callable as f(t, y); got {type(f).__name__}.")
+    per_sample = values.ndim == 2
+    layout = Layout.of(y0, batched=per_sample)
+    y = layout.pack(y0)
+    if per_sample:
+        _check_samples(y, t, layout, event_fn)
+        t = fill_padding(t)
+    rtol, atol = _check_tolerance("rtol", rtol, layout, y), _check_tolerance("atol", atol, layout, y)
+    dynamics, observe, solver_t = _arrange(f, y, t, values, layout, how)
+    times = solver_t.detach().to("cpu", torch.float64).tolist()
+    solver = make_solver(method, options, rtol, atol, layout, solver_t, times, y, f)
+    if event_fn is not None and len(times) != 2:
+        raise ValueError(
+            f"With event_fn, t holds the initial time and one later for the direction; got {len(times)} times."
+        )
+    problem = Problem(dynamics, solver, observe, dense=dense)
+    how = how.choose(problem, f, y, params)
+    problem.hooks = _hooks(f, options, layout, progress, times)
+    if compile:
+        from quadjoint.compiled import compile_steps
+
+        compile_steps(problem)
+    if torch.is_grad_enabled() and how.name != "direct":
+        problem.params = _parameters(f, dynamics, times[0], y, params)
+    if event_fn is not None:
+        problem.event = lambda s, state: event_fn(s, layout.unpack(state))
+    with _warm_start(problem, f, options):
+        ys, event = _differentiable_in_times(problem, how, y, t, per_sample)
+    return problem, (layout.unpack(ys, leading=1), event)
+
+
+def _arrange(f: Dynamical, y: Tensor, t: Tensor, values: Any, layout: Layout, how: Gradient,
+             ) -> tuple[Dynamics, Callable[[], Observer | SampleObserver], Tensor]:  # fmt: skip
+    """Dynamics, observer and times as the solver sees them, for shared times or times per sample."""
+    if values.ndim == 1:
+        times = values.tolist()
+        points = t if t.requires_grad and how.exact_clock else None
+        return Dynamics(f, y, layout), lambda: Observer(times, points), t
+    if how.sample_times == "interpolate":
+        s = fractions(values)
+        dynamics = Dynamics(f, y, layout, linear_map(t, y))
+        return dynamics, lambda: SampleObserver(s), torch.tensor([0.0, 1.0], dtype=torch.float64)
+    count = torch.arange(values.shape[1], dtype=torch.float64)
+    return Dynamics(f, y, layout, piecewise_map(t, y)), lambda: Observer(count.tolist()), count
+
+
+def _differentiable_in_times(problem: Problem, how: Gradient, y: Tensor, t: Tensor, per_sample: bool,
+                             ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Solve; gradients in the times come from the flow at the observations, unless a fixed grid carries them."""
+    learnable = t.requires_grad and torch.is_grad_enabled()
+    by_flow = learnable and not (how.exact_clock and problem.solver.grid is not None and not per_sample)
+    if by_flow:
+        y = shift(problem.f, y, t[:, 0] if per_sample else t[0], sign=-1.0)
+    ys = how.apply(problem, y)
+    event = None
+    if problem.event is not None:
+        assert problem.event_time is not None
+        signs = EventWatch(problem.event, problem.f, problem.times[0], y).signs
+        event = event_time(problem.f, problem.event, signs, problem.event_time, ys[-1], t.detach())
+        t = torch.stack([t[0], event]) if event.requires_grad else t
+        by_flow = event.requires_grad or by_flow
+    if by_flow:
+        ys = shift(problem.f, ys, t.T if per_sample else t)
+    return ys, event
+
+
+def _parameters(
+    f: Dynamical, dynamics: Dynamics, t0: float, y: Tensor, given: Sequence[Tensor] | None
+) -> tuple[Tensor, ...]:
+    if given is not None:
+        return tuple(p for p in given if p.requires_grad)
+    return find_parameters(f, dynamics, t0, y)
+
+
+def _check_state(y0: Any) -> None:
+    parts = (y0,) if isinstance(y0, Tensor) else y0
+    if not isinstance(parts, tuple) or not parts or not all(isinstance(p, Tensor) for p in parts):
+        raise TypeError(f"y0 must be a tensor or a non-empty tuple of tensors; got {type(y0).__name__}.")
+    for i, part in enumerate(parts):
+        name = "y0" if isinstance(y0, Tensor) else f"y0[{i}]"
+        if not (part.is_floating_point() or part.is_complex()):
+            raise TypeError(
+                f"{name} must be floating point or complex; got {part.dtype}. Use {name}.float()."
+            )
+        if part.dtype != parts[0].dtype or part.device != parts[0].device:
+            raise TypeError(
+                f"The tensors of y0 must share dtype and device; {name} is {part.dtype} on {part.device}, "
+                f"y0[0] is {parts[0].dtype} on {parts[0].device}."
+            )
+        if not bool(torch.isfinite(part).all()):
+            raise ValueError(f"{name} has entries that are NaN or infinite.")
+
+
+def _check_samples(y: Tensor, t: Tensor, layout: Layout, event_fn: Any) -> None:
+    shapes = layout.shapes or (y.shape,)
+    if any(len(s) == 0 or s[0] != t.shape[0] for s in shapes):
+        raise ValueError(
+            f"t has times for {t.shape[0]} samples; y0 must have that first dimension, got {tuple(shapes[0])}."
+        )
+    if event_fn is not None:
+        raise ValueError("event_fn needs times shared by the batch, t of shape (2,).")
+    if t.shape[1] < 2:
+        raise ValueError("Times per sample need at least two columns.")
+
+
+def _check_tolerance(name: str, value: Any, layout: Layout, y: Tensor) -> Any:
+    if isinstance(value, Tensor) and value.requires_grad:
+        raise ValueError(f"{name} cannot require grad.")
+    value = layout.tolerance(name, value)
+    if isinstance(value, Tensor):
+        value = value.detach().to(y.device, y.dtype.to_real())
+        if value.numel() == 1:
+            value = float(value)
+    worst = float(value.min()) if isinstance(value, Tensor) else float(value)
+    if not worst >= 0:
+        raise ValueError(f"{name} must not be negative or NaN; got {worst}.")
+    return value
+
+
+def _hooks(
+    f: Dynamical, options: dict[str, Any], layout: Layout, progress: bool, times: list[float]
+) -> Hooks:
+    """Callbacks are attributes of f, as in torchdiffeq; they receive (t0, y0, dt)."""
+
+    def adapt(callback: Any) -> Any:
+        if callback is None:
+            return None
+        return lambda t, y, dt: callback(
+            torch.tensor(t, dtype=torch.float64), layout.unpack(y), torch.tensor(dt, dtype=torch.float64)
+        )
+
+    hooks = Hooks(
+        *(adapt(getattr(f, f"callback_{name}", None)) for name in ("step", "accept_step", "reject_step"))
+    )
+    if progress:
+        from quadjoint.progress import bar
+
+        hooks = replace(hooks, on_accept=bar(times, hooks.on_accept))
+    return hooks
+
+
+class _warm_start:
+    """Remember the searched first step size of a function for the next solve of the same kind.
+
+    The remembered size is the one that the search gave, so a repeated solve takes the same steps; it is forgotten
+    where the first step was rejected.
+    """
+
+    def __init__(self, problem: Problem, f: Dynamical, options: dict[str, Any]) -> None:
+        self.problem, self.f = problem, f
+        solver = problem.solver
+        self.on = solver.grid is None and solver.method != "scipy_solver"
+        self.on = self.on and options.get("warm_start", True) and solver.settings.first_step is None
+        s = solver.settings
+        tolerances = tuple(x if isinstance(x, float) else None for x in (s.rtol, s.atol))
+        self.key = (
+            solver.method,
+            tuple(problem.make_observer().interval),
+            problem.f.shape,
+            problem.f.dtype,
+            tolerances,
+        )
+
+    def __enter__(self) -> None:
+        if not self.on:
+            return
+        try:
+            known = _first_steps.get(self.f, {}).get(self.key)
+        except TypeError:  # not hashable or not weakly referenceable
+            self.on = False
+            return
+        if known is not None:
+            self.problem.solver = self.problem.solver.starting_with(known)
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if not self.on:
+            return
+        if kind is None and self.problem.first_h is not None:
+            _first_steps.setdefault(self.f, {})[self.key] = self.problem.first_h
+        else:
+            _first_steps.get(self.f, {}).pop(self.key, None)

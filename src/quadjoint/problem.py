@@ -1,0 +1,146 @@
+"""Everything that one solve needs, checked and ready; the gradient methods work on this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadjoint.control import AdaptiveControl, Control, StepSettings
+from quadjoint.dynamics import Dynamics
+from quadjoint.integrate import EventFunction, Hooks, Integration, Observer, SampleObserver, integrate
+
+
+@dataclass
+class Stats:
+    """Figures of a solve: the forward ones at once, the backward ones once ``backward()`` has run."""
+
+    forward_evaluations: int = 0
+    accepted_steps: int = 0
+    rejected_steps: int = 0
+    backward_evaluations: int = 0
+    vjp_state: int = 0
+    vjp_params: int = 0
+    backward_accepted_steps: int = 0
+    backward_rejected_steps: int = 0
+    quadrature_nodes: int = 0
+    gradient_error: float | None = None
+    method: str = ""
+    reason: str = ""
+
+
+@dataclass
+class Solver:
+    """A method with its settings: makes the stepper once and a fresh step control for every solve."""
+
+    method: str
+    stepper: Any
+    make_control: Callable[[], Control]
+    settings: StepSettings
+    grid: list[float] | None = None  # of a fixed-step method
+    points: Tensor | None = None  # the grid as a tensor, where it depends on learnable times
+
+    @property
+    def order(self) -> int:
+        return int(self.stepper.order)
+
+    def starting_with(self, h: float) -> Solver:
+        """The same adaptive solver with its first step size given."""
+        return self.with_settings(first_step=h)
+
+    def with_settings(self, **changes: Any) -> Solver:
+        """The same adaptive solver with other settings."""
+        settings = replace(self.settings, **changes)
+        return replace(self, settings=settings, make_control=lambda: AdaptiveControl(settings, self.order))
+
+
+@dataclass
+class Problem:
+    """A solve: dynamics, solver, observation times, the parameters that the dynamics depend on."""
+
+    f: Dynamics
+    solver: Solver
+    make_observer: Callable[[], Observer | SampleObserver]
+    params: tuple[Tensor, ...] = ()
+    stats: Stats = field(default_factory=Stats)
+    hooks: Hooks = field(default_factory=Hooks)
+    event: EventFunction | None = None
+    dense: bool = False  # keep the steps for the continuous solution
+    steps: list[Any] = field(default_factory=list)
+    event_time: float | None = None
+    plan: list[tuple[int, int]] = field(default_factory=list)
+    first_h: float | None = None
+
+    @property
+    def times(self) -> list[float]:
+        """Shared observation times, with the event's time last where there is an event."""
+        observer = self.make_observer()
+        assert isinstance(observer, Observer)
+        return observer.times if self.event_time is None else [*observer.times[:-1], self.event_time]
+
+    def run(self, y0: Tensor, accepted: Callable[[Any], None] | None = None) -> Tensor:
+        """Solve forwards; grad mode decides whether the solve is recorded by autograd."""
+        observer = self.make_observer()
+        before = self.f.evaluations
+        control = self.solver.make_control()
+        out: Integration = integrate(
+            self.f, y0, self.solver.stepper, control, observer, event=self.event,
+            hooks=replace(self.hooks, accepted=accepted), keep=self.dense,
+        )  # fmt: skip
+        self.steps, self.event_time, self.plan, self.first_h = (
+            out.steps,
+            out.event_time,
+            observer.plan,
+            out.first_h,
+        )
+        self.stats.forward_evaluations += self.f.evaluations - before
+        self.stats.accepted_steps += out.accepted_steps
+        self.stats.rejected_steps += out.rejected_steps
+        return out.ys
+
+    def again(self) -> Problem:
+        """The same solve with the same steps and statistics of its own (for second derivatives)."""
+        solver = self.solver if self.first_h is None else self.solver.starting_with(self.first_h)
+        return replace(self, solver=solver, stats=Stats(), dense=False, steps=[], hooks=Hooks())
+
+
+def find_parameters(f: Callable[..., Any], dynamics: Dynamics, t0: float, y0: Tensor) -> tuple[Tensor, ...]:
+    """Tensors requiring grad that the dynamics depend on.
+
+    A module names them. Of any other callable one evaluation is recorded and the leaves of its graph are taken, so
+    that closures, partials and bound methods need no declaration.
+    """
+    if isinstance(f, torch.nn.Module):
+        return tuple(p for p in _module_tensors(f) if p.requires_grad)
+    if not torch.is_grad_enabled():
+        return ()
+    with torch.enable_grad():
+        out = dynamics.checked(dynamics.time(t0), y0.detach())
+    return leaves(out)
+
+
+def _module_tensors(f: torch.nn.Module) -> list[Tensor]:
+    """Parameters, or on a replica of DataParallel, which has none, the tensors that stand for them."""
+    if getattr(f, "_is_replica", False):
+        return [v for m in f.modules() for v in m.__dict__.values() if isinstance(v, Tensor)]
+    return list(f.parameters())
+
+
+def leaves(out: Tensor) -> tuple[Tensor, ...]:
+    """Leaf tensors that require grad in the graph of ``out``, in a fixed order."""
+    found: dict[int, Tensor] = {}
+    seen: set[Any] = set()
+    stack = [out.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.setdefault(id(variable), variable)
+        stack.extend(parent for parent, _ in node.next_functions)
+    return tuple(found.values())

@@ -75,9 +75,7 @@ class AdaptiveControl:
         scale = y0.abs() * s.rtol + s.atol
         d0, d1 = float(s.norm(y0 / scale)), float(s.norm(f0 / scale))
         if not math.isfinite(d1):
-            raise NonFiniteStateError(
-                f"f(t, y0) is not finite at the initial time t = {t0:.6g}. Check y0 and f."
-            )
+            raise NonFiniteStateError(f"f(t, y0) is not finite at the initial time t = {t0:.6g}. Check y0 and f.")
         h0 = 1e-6 if d0 < 1e-5 or d1 < 1e-5 else 0.01 * d0 / d1
         h0 = min(h0, abs(t_end - t0))
         dt = math.copysign(h0, t_end - t0)
@@ -85,11 +83,7 @@ class AdaptiveControl:
         d2 = float(s.norm((f1 - f0) / scale)) / h0
         if not math.isfinite(d2):
             return h0
-        h1 = (
-            max(1e-6, h0 * 1e-3)
-            if d1 <= 1e-15 and d2 <= 1e-15
-            else (0.01 / max(d1, d2)) ** (1.0 / self.order)
-        )
+        h1 = max(1e-6, h0 * 1e-3) if d1 <= 1e-15 and d2 <= 1e-15 else (0.01 / max(d1, d2)) ** (1.0 / self.order)
         return min(100 * h0, h1)
 
     def propose(self, t: float, stop: float, y: Tensor) -> tuple[float, Clock | None]:

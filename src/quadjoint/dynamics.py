@@ -11,9 +11,7 @@ from torch import Tensor
 from quadjoint.state import Layout
 
 Time = float | Tensor
-TimeMap = Callable[
-    [Tensor], tuple[Tensor, Tensor]
-]  # s to (t, dt/ds), both shaped to broadcast against the state
+TimeMap = Callable[[Tensor], tuple[Tensor, Tensor]]  # s to (t, dt/ds), both shaped to broadcast against the state
 
 
 class Dynamics:
@@ -56,12 +54,7 @@ class Dynamics:
         """Evaluate once and make sure that the result is a derivative of ``y``."""
         version = None if y.is_inference() else y._version
         out = self.raw(t, y)
-        if (
-            not isinstance(out, Tensor)
-            or out.shape != y.shape
-            or out.dtype != y.dtype
-            or out.device != y.device
-        ):
+        if not isinstance(out, Tensor) or out.shape != y.shape or out.dtype != y.dtype or out.device != y.device:
             out = self._mend(out, y)
         if version is not None and y._version != version:
             raise ValueError(
@@ -98,9 +91,7 @@ class Dynamics:
         out = self.f(t, parts)
         if not isinstance(out, tuple | list) or len(out) != len(parts):
             got = f"{len(out)} of them" if isinstance(out, tuple | list) else type(out).__name__
-            raise ValueError(
-                f"f must return a tuple of {len(parts)} tensors, as the state is one; got {got}."
-            )
+            raise ValueError(f"f must return a tuple of {len(parts)} tensors, as the state is one; got {got}.")
         for i, (part, derivative) in enumerate(zip(parts, out, strict=True)):
             if derivative.shape != part.shape:
                 raise ValueError(
@@ -114,14 +105,11 @@ class Dynamics:
         if not isinstance(out, Tensor):
             raise TypeError(f"f must return a tensor like the state; got {type(out).__name__}.")
         if out.shape != y.shape:
-            raise ValueError(
-                f"f returned shape {tuple(out.shape)}, but the state has shape {tuple(y.shape)}."
-            )
+            raise ValueError(f"f returned shape {tuple(out.shape)}, but the state has shape {tuple(y.shape)}.")
         if out.device != y.device:
             raise ValueError(f"f returned a tensor on {out.device}, but the state is on {y.device}.")
         if torch.is_autocast_enabled(y.device.type) and out.is_floating_point():
             return out.to(y.dtype)
         raise TypeError(
-            f"f returned dtype {out.dtype}, but the state has {y.dtype}. "
-            "Cast y0 or the function so that both agree."
+            f"f returned dtype {out.dtype}, but the state has {y.dtype}. Cast y0 or the function so that both agree."
         )

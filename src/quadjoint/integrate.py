@@ -45,9 +45,7 @@ class Observer:
             return
         if self.points is not None and step.clock is not None:
             exact_end = self.next - first == 1 and times[first] == step.t1
-            self.chunks.append(
-                step.y1[None] if exact_end else step.evaluate_at(self.points[first : self.next])
-            )
+            self.chunks.append(step.y1[None] if exact_end else step.evaluate_at(self.points[first : self.next]))
         elif self.next - first == 1 and times[first] == step.t1:
             self.chunks.append(step.y1[None])
         else:

@@ -70,9 +70,7 @@ def make_solver(method: str, options: dict[str, Any], rtol: Any, atol: Any, layo
     tracked = points if points.requires_grad else None
     perturb = bool(options.get("perturb", False))
     limit = settings.max_num_steps if "max_num_steps" in options else 2**31 - 1
-    return Solver(
-        method, stepper, lambda: GridControl(grid, tracked, perturb, limit), settings, grid, tracked
-    )
+    return Solver(method, stepper, lambda: GridControl(grid, tracked, perturb, limit), settings, grid, tracked)
 
 
 def _stepper(method: str, options: dict[str, Any], rtol: Any, atol: Any) -> Any:
@@ -103,9 +101,7 @@ def _settings(method: str, options: dict[str, Any], rtol: Any, atol: Any, layout
         known = _known_options(method)
         for name in options:
             if name not in known:
-                raise ValueError(
-                    f"options[{name!r}] is not an option of method {method!r}.{nearest(name, known)}"
-                )
+                raise ValueError(f"options[{name!r}] is not an option of method {method!r}.{nearest(name, known)}")
     values: dict[str, Any] = {}
     for name in ("first_step", "safety", "ifactor", "dfactor", "min_step", "max_step"):
         if options.get(name) is not None:

@@ -31,9 +31,7 @@ class Solution:
     The continuous solution is differentiable where the solve was recorded by autograd (``gradient="direct"``).
     """
 
-    def __init__(
-        self, ts: Tensor, ys: State, stats: Stats, event_time: Tensor | None, problem: Problem
-    ) -> None:
+    def __init__(self, ts: Tensor, ys: State, stats: Stats, event_time: Tensor | None, problem: Problem) -> None:
         self.ts, self.ys, self.stats, self.event_time = ts, ys, stats, event_time
         self._layout, self._dense = problem.f.layout, DenseOutput(problem.steps)
         self._per_sample = problem.f.time_map is not None
@@ -83,9 +81,7 @@ def odeint(f: Dynamical, y0: State, t: Tensor, *, method: str = "dopri5", rtol: 
     >>> bool(torch.allclose(ys[-1], torch.full((2,), 0.367879), atol=1e-5))
     True
     """
-    problem, solved = _solve(
-        f, y0, t, method, rtol, atol, gradient, options, event_fn, compile, params, dense=False
-    )
+    problem, solved = _solve(f, y0, t, method, rtol, atol, gradient, options, event_fn, compile, params, dense=False)
     return solved[0] if event_fn is None else (solved[1], solved[0])
 
 
@@ -212,9 +208,7 @@ def _check_state(y0: Any) -> None:
     for i, part in enumerate(parts):
         name = "y0" if isinstance(y0, Tensor) else f"y0[{i}]"
         if not (part.is_floating_point() or part.is_complex()):
-            raise TypeError(
-                f"{name} must be floating point or complex; got {part.dtype}. Use {name}.float()."
-            )
+            raise TypeError(f"{name} must be floating point or complex; got {part.dtype}. Use {name}.float().")
         if part.dtype != parts[0].dtype or part.device != parts[0].device:
             raise TypeError(
                 f"The tensors of y0 must share dtype and device; {name} is {part.dtype} on {part.device}, "
@@ -250,9 +244,7 @@ def _check_tolerance(name: str, value: Any, layout: Layout, y: Tensor) -> Any:
     return value
 
 
-def _hooks(
-    f: Dynamical, options: dict[str, Any], layout: Layout, progress: bool, times: list[float]
-) -> Hooks:
+def _hooks(f: Dynamical, options: dict[str, Any], layout: Layout, progress: bool, times: list[float]) -> Hooks:
     """Callbacks are attributes of f, as in torchdiffeq; they receive (t0, y0, dt)."""
 
     def adapt(callback: Any) -> Any:
@@ -262,9 +254,7 @@ def _hooks(
             torch.tensor(t, dtype=torch.float64), layout.unpack(y), torch.tensor(dt, dtype=torch.float64)
         )
 
-    hooks = Hooks(
-        *(adapt(getattr(f, f"callback_{name}", None)) for name in ("step", "accept_step", "reject_step"))
-    )
+    hooks = Hooks(*(adapt(getattr(f, f"callback_{name}", None)) for name in ("step", "accept_step", "reject_step")))
     if progress:
         from quadjoint.progress import bar
 

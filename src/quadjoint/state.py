@@ -57,9 +57,7 @@ class Layout:
         if self.shapes is None:
             raise TypeError(f"{name} is a sequence, which needs a tuple state; got a tensor state.")
         if len(value) != len(self.shapes):
-            raise ValueError(
-                f"{name} has {len(value)} entries, but the state has {len(self.shapes)} tensors."
-            )
+            raise ValueError(f"{name} has {len(value)} entries, but the state has {len(self.shapes)} tensors.")
         parts = [torch.as_tensor(v).expand(s) for v, s in zip(value, self.shapes, strict=True)]
         return self.pack(tuple(parts))
 

@@ -310,9 +310,7 @@ class AsynchronousLeapfrog:
         error = (v1 - v).detach() * (0.5 * (t1 - t0))
         return HermiteStep(f, t0, t1, y, y1, v, v1, v1, error=error, clock=clock)
 
-    def inverse(
-        self, f: Dynamics, t0: float, t1: float, y1: Tensor, v1: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def inverse(self, f: Dynamics, t0: float, t1: float, y1: Tensor, v1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(y, v, middle) of the step from t0 to t1 that ended in (y1, v1)."""
         h = t1 - t0
         middle = y1 - v1 * (0.5 * h)
@@ -370,7 +368,5 @@ class Scipy:
             carry = self.kind(numpy_f, t0, flat, t1, rtol=self.rtol, atol=self.atol, **self.options)
         message = carry.step()
         if carry.status == "failed":
-            raise StepSizeUnderflowError(
-                f"SciPy's {self.kind.__name__} stopped at t = {carry.t:.6g}: {message}"
-            )
+            raise StepSizeUnderflowError(f"SciPy's {self.kind.__name__} stopped at t = {carry.t:.6g}: {message}")
         return ScipyStep(carry, y, torch.as_tensor(carry.y.copy()).to(y).reshape(y.shape))

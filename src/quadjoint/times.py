@@ -15,15 +15,11 @@ from quadjoint.dynamics import Dynamics, TimeMap
 def check_times(t: Tensor, name: str = "t") -> np.ndarray:
     """The times on the host in float64, refused in words if they cannot be solved for. NaN pads rows of (B, K)."""
     if not isinstance(t, Tensor):
-        raise TypeError(
-            f"{name} must be a tensor of times; got {type(t).__name__}. Use torch.as_tensor({name})."
-        )
+        raise TypeError(f"{name} must be a tensor of times; got {type(t).__name__}. Use torch.as_tensor({name}).")
     if not t.is_floating_point():
         raise TypeError(f"{name} must be floating point; got {t.dtype}. Use {name}.to(torch.float64).")
     if t.ndim not in (1, 2) or t.shape[-1] == 0:
-        raise ValueError(
-            f"{name} must have shape (K,) or, with times per sample, (B, K); got {tuple(t.shape)}."
-        )
+        raise ValueError(f"{name} must have shape (K,) or, with times per sample, (B, K); got {tuple(t.shape)}.")
     values = t.detach().to("cpu", torch.float64).numpy()
     if t.ndim == 1 and not np.isfinite(values).all():
         raise ValueError(
@@ -41,9 +37,7 @@ def check_times(t: Tensor, name: str = "t") -> np.ndarray:
         steps = np.diff(kept)
         if not ((steps > 0).all() or (steps < 0).all()):
             where = f"{name}[{b}]" if t.ndim == 2 else name
-            raise ValueError(
-                f"{where} must be strictly increasing or strictly decreasing; got {_short(kept)}."
-            )
+            raise ValueError(f"{where} must be strictly increasing or strictly decreasing; got {_short(kept)}.")
     return values
 
 

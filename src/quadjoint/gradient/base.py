@@ -78,9 +78,7 @@ def _differentiable(problem: Problem, y0: Tensor, points: Tensor | None, observe
     ys = problem.again().run(y0)
     inputs = [y0, points, observed, *params]
     wanted = [i for i, x in enumerate(inputs) if x is not None and x.requires_grad]
-    found = torch.autograd.grad(
-        ys, [inputs[i] for i in wanted], grad_ys, create_graph=True, allow_unused=True
-    )
+    found = torch.autograd.grad(ys, [inputs[i] for i in wanted], grad_ys, create_graph=True, allow_unused=True)
     out: list[Tensor | None] = [None] * len(inputs)
     for i, g in zip(wanted, found, strict=True):
         out[i] = g

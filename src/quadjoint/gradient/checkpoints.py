@@ -57,9 +57,7 @@ class Recorder:
                 self.states = {i: y for i, y in self.states.items() if i % self.stride == 0}
 
 
-def backwards(
-    recorder: Recorder, replay: Callable[[StepRecord, Tensor], RungeKuttaStep]
-) -> Iterator[StepRecord]:
+def backwards(recorder: Recorder, replay: Callable[[StepRecord, Tensor], RungeKuttaStep]) -> Iterator[StepRecord]:
     """The steps from last to first, each with its stage inputs, recomputing what was not kept.
 
     Between two kept states the steps are reversed recursively: with c states to spare, a run of n steps is split as
@@ -103,10 +101,6 @@ def _split(n: int, spare: int) -> int:
     return min(n - 1, max(1, n - math.comb(spare + repeats, repeats)))
 
 
-def _filled(
-    record: StepRecord, y: Tensor, replay: Callable[[StepRecord, Tensor], RungeKuttaStep]
-) -> StepRecord:
+def _filled(record: StepRecord, y: Tensor, replay: Callable[[StepRecord, Tensor], RungeKuttaStep]) -> StepRecord:
     step = replay(record, y)
-    return StepRecord(
-        record.index, record.t0, record.t1, record.stages, record.shared, record.nudge, step.inputs
-    )
+    return StepRecord(record.index, record.t0, record.t1, record.stages, record.shared, record.nudge, step.inputs)

@@ -81,9 +81,7 @@ def Adjoint(rtol: float | None = None, atol: float | None = None, method: str | 
 def Seminorm(rtol: float | None = None, atol: float | None = None, method: str | None = None,
              options: dict[str, Any] | None = None) -> ContinuousAdjoint:  # fmt: skip
     """The adjoint method with a_theta left out of the error estimate (Kidger et al. 2021)."""
-    return ContinuousAdjoint(
-        Backsolve(), InState(seminorm=True), False, rtol, atol, method, options, "seminorm"
-    )
+    return ContinuousAdjoint(Backsolve(), InState(seminorm=True), False, rtol, atol, method, options, "seminorm")
 
 
 def GaussLegendre(nodes: NodePolicy | None = None, trajectory: Stored | Backsolve | None = None, *,
@@ -185,9 +183,7 @@ class _Sweep:
             total.finish()
         parts = self.layout.unpack(out.ys[-1])
         if self.in_state:
-            self.products.add(
-                [g.to(p.dtype) for g, p in zip(parts[self.a_index + 1 :], problem.params, strict=True)]
-            )
+            self.products.add([g.to(p.dtype) for g, p in zip(parts[self.a_index + 1 :], problem.params, strict=True)])
         return parts[self.a_index] + self.grads[0]
 
     def _solver(self, times: list[float], state: Tensor) -> Solver:
@@ -206,8 +202,7 @@ class _Sweep:
             return Solver(method, forward.stepper, lambda: GridControl(grid), forward.settings, grid)
         if how.method is None and how.options is None and forward.grid is None and method != "scipy_solver":
             kept = {
-                n: getattr(forward.settings, n)
-                for n in ("safety", "ifactor", "dfactor", "controller", "max_num_steps")
+                n: getattr(forward.settings, n) for n in ("safety", "ifactor", "dfactor", "controller", "max_num_steps")
             }
             options.update(kept)
             if forward.settings.jump_t:

@@ -154,9 +154,7 @@ def _sweep(problem: Problem, products: Products, observations: Observations, ste
     method = problem.solver.stepper
     queue = _Queue(products, grad_ys) if stacked else None
     a = torch.zeros(problem.f.shape, dtype=grad_ys.dtype, device=grad_ys.device)
-    carried: Tensor | None = (
-        None  # dL/dk of the first stage of the step after, where it is a stage of this one
-    )
+    carried: Tensor | None = None  # dL/dk of the first stage of the step after, where it is a stage of this one
     for record in steps:
         lam, a = gather(method, observations, record, a, carried)
         flat = lam.view(len(lam), -1)
@@ -170,13 +168,7 @@ def _sweep(problem: Problem, products: Products, observations: Observations, ste
             if not live[i]:
                 continue
             t = stage_time(method, record, i)
-            nudge = (
-                record.nudge[0]
-                if method.nodes[i] == 0.0
-                else record.nudge[1]
-                if method.nodes[i] == 1.0
-                else 0
-            )
+            nudge = record.nudge[0] if method.nodes[i] == 0.0 else record.nudge[1] if method.nodes[i] == 1.0 else 0
             if queue is None:
                 mu = products.joint(t, record.inputs[i], lam[i], nudge)
             else:

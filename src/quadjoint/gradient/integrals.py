@@ -33,9 +33,7 @@ class Quadrature:
 class QuadratureSum:
     """Adds the integrand at the nodes as the backward solve passes them."""
 
-    def __init__(
-        self, policy: NodePolicy, problem: Problem, products: Products, split: Split, order: int
-    ) -> None:
+    def __init__(self, policy: NodePolicy, problem: Problem, products: Products, split: Split, order: int) -> None:
         self.policy, self.problem, self.products, self.split, self.order = (
             policy,
             problem,
@@ -70,9 +68,7 @@ class QuadratureSum:
         else:
             first = self.position
             sign = 1.0 if step.t1 >= step.t0 else -1.0
-            while (
-                self.position < len(self.pending) and sign * self.pending[self.position][0] <= sign * step.t1
-            ):
+            while self.position < len(self.pending) and sign * self.pending[self.position][0] <= sign * step.t1:
                 self.position += 1
             nodes = self.pending[first : self.position]
         self._collect(step, nodes)
@@ -122,9 +118,7 @@ class QuadratureSum:
         norm = self._norm_of_sum([self.products.sums])
         self.problem.stats.gradient_error = error / norm if norm > 0 else error
 
-    def _panel(
-        self, policy: ErrorControlled, step: Any, start: float, end: float
-    ) -> tuple[list[Tensor | None], float]:
+    def _panel(self, policy: ErrorControlled, step: Any, start: float, end: float) -> tuple[list[Tensor | None], float]:
         """The integral over one panel and the norm of its estimated error."""
         nodes, difference = policy.pair(start, end)
         times = [t for t, _ in nodes]
@@ -137,9 +131,7 @@ class QuadratureSum:
         shape = (-1, *(1,) * (a.ndim - 1))
         weights = torch.tensor([[w for _, w in nodes], difference], dtype=a.dtype, device=a.device)
         params = self.problem.params
-        value = torch.autograd.grad(
-            out, params, a * weights[0].reshape(shape), retain_graph=True, allow_unused=True
-        )
+        value = torch.autograd.grad(out, params, a * weights[0].reshape(shape), retain_graph=True, allow_unused=True)
         gap = torch.autograd.grad(out, params, a * weights[1].reshape(shape), allow_unused=True)
         self.problem.stats.vjp_params += 2
         return list(value), self._norm_of_sum([gap])

@@ -92,9 +92,7 @@ class ParallelSweep:
             a, carried = self._transpose(chunk, a, carried)
         return a
 
-    def _transpose(
-        self, chunk: list[StepRecord], a: Tensor, carried: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def _transpose(self, chunk: list[StepRecord], a: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Transpose a chunk of steps, last first."""
         from quadjoint.gradient.discrete import gather, stage_time
 

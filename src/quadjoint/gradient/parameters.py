@@ -80,9 +80,7 @@ class Products:
             part = slice(first, first + size)
             self.add(self.stacked_gradients(times[part], ys[part], a[part]))
 
-    def stacked_gradients(
-        self, times: Sequence[float] | Tensor, ys: Tensor, a: Tensor
-    ) -> Sequence[Tensor | None]:
+    def stacked_gradients(self, times: Sequence[float] | Tensor, ys: Tensor, a: Tensor) -> Sequence[Tensor | None]:
         """a^T df/dtheta summed over one stack; no state-sized gradient is formed."""
         outs = self.record_stack(times, ys)
         self.stats.vjp_params += 1

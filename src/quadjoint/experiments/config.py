@@ -1,0 +1,84 @@
+"""What a run is: a frozen dataclass, a stable key made from it, and the choice a user makes of runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+PRESETS = ("quick", "paper")
+
+# The methods that every experiment compares.
+METHODS = ("direct", "adjoint", "seminorm", "gq-paper", "gq", "discrete", "auto")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What every run has. Experiments add their own fields; all of them are numbers, words or None."""
+
+    method: str = "gq"
+    width: int = 20
+    seed: int = 0
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the user asked for; None leaves it to the preset."""
+
+    preset: str = "quick"
+    methods: tuple[str, ...] | None = None
+    widths: tuple[int, ...] | None = None
+    seeds: tuple[int, ...] | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise ValueError(f"there is no preset {self.preset!r}; choose one of {', '.join(PRESETS)}")
+
+    def pick_methods(self, known: Sequence[str]) -> list[str]:
+        """The chosen methods that this experiment knows, in the experiment's order."""
+        return [m for m in known if self.methods is None or m in self.methods]
+
+    def pick_widths(self, preset: Sequence[int]) -> list[int]:
+        return list(preset if self.widths is None else self.widths)
+
+    def pick_seeds(self, count: int) -> list[int]:
+        return list(range(count) if self.seeds is None else self.seeds)
+
+
+def as_dict(config: RunConfig) -> dict[str, Any]:
+    """The config as JSON can hold it."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(kind: type[RunConfig], fields: Mapping[str, Any]) -> RunConfig:
+    """The config back from a stored line; a field that this version does not know is an error in words."""
+    known = {field.name for field in dataclasses.fields(kind)}
+    if unknown := sorted(set(fields) - known):
+        raise ValueError(f"{kind.__module__} knows no setting {', '.join(unknown)}")
+    return kind(**fields)
+
+
+def run_key(experiment: str, config: RunConfig) -> str:
+    """A name for the run that is the same on every machine and readable as a file name.
+
+    >>> run_key("sines", RunConfig(method="gq", width=200, seed=1))
+    'sines-gq-w200-s1-34ebb25c8ff3'
+    """
+    text = json.dumps([experiment, as_dict(config)], sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return f"{experiment}-{config.method}-w{config.width}-s{config.seed}-{digest}"
+
+
+def learning_rate(table: Mapping[int, float], width: int) -> float:
+    """The paper's learning rate for this width; between its widths, that of the next smaller one.
+
+    >>> learning_rate({5: 1e-2, 100: 1e-3}, 50)
+    0.01
+    """
+    below = [w for w in table if w <= width]
+    return table[max(below) if below else min(table)]

@@ -1,0 +1,89 @@
+"""Crossing trajectories: map +1 to -1 and -1 to +1 (the paper's last appendix; g_1d of Dupont et al. 2019).
+
+On a line no flow can do it, for trajectories cannot cross; three zero dimensions make room.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quadjoint.experiments.config import METHODS, Choice, RunConfig, learning_rate
+from quadjoint.experiments.methods import neural_ode
+from quadjoint.experiments.training import Batch, Context, Task, train
+from quadjoint.nn import Augment, TimeMLP
+
+NAME = "crossing"
+LEARNING_RATES = {
+    **{5: 1e-2, 20: 1e-2, 100: 1e-3, 500: 1e-3, 1000: 7e-4},
+    **{1500: 1e-4, 2000: 1e-4, 2500: 1e-4, 3000: 1e-4},
+}
+
+
+@dataclass(frozen=True)
+class Config(RunConfig):
+    """One training run; the defaults are the paper's."""
+
+    epochs: int = 200
+    augment: int = 3
+    lr: float = 1e-3
+    tolerance: float = 1e-3
+    study: str = "widths"  # or "time"
+
+
+def grid(choice: Choice) -> list[Config]:
+    """Methods over widths and seeds."""
+    methods = choice.pick_methods(METHODS)
+    quick = choice.preset == "quick"
+    widths = choice.pick_widths([5, 20, 100, 500] if quick else sorted(LEARNING_RATES))
+    seeds = choice.pick_seeds(2 if quick else 10)
+    base = Config(epochs=100 if quick else 200, device=choice.device)
+    runs = [_at(base, method, width, seed) for width in widths for seed in seeds for method in methods]
+    if quick and choice.widths is None:  # the paper's size, for the clock alone
+        runs += [_at(replace(base, epochs=3, study="time"), m, 2000, s) for s in seeds[:1] for m in methods]
+    return runs
+
+
+def _at(base: Config, method: str, width: int, seed: int) -> Config:
+    return replace(base, method=method, width=width, seed=seed, lr=learning_rate(LEARNING_RATES, width))
+
+
+def run(config: Config, context: Context) -> dict[str, Any]:
+    x = torch.tensor([[1.0], [-1.0]], device=config.device)
+    batch = (x, -x)
+    return train(
+        Task(
+            model=CrossingNet(config),
+            loss=loss,
+            batches=lambda generator: [batch],
+            evaluate=lambda model: {"test_mse": float(loss(model, batch, torch.Generator())[0])},
+            lr=config.lr,
+            epochs=config.epochs,
+            seed=config.seed,
+            device=config.device,
+            check=config.width <= 500,
+        ),
+        context,
+    )
+
+
+class CrossingNet(nn.Module):
+    """Augmented neural ODE over [0, 1]; the first dimension of the final state is the answer."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.augment = Augment(config.augment)
+        f = TimeMLP(1 + config.augment, config.width, time=False)
+        self.ode = neural_ode(f, config.method, tolerance=config.tolerance)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        solution = self.ode.solve(self.augment(x))
+        return solution.ys[-1][:, :1], solution.stats
+
+
+def loss(model: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Any]:
+    predicted, stats = model(batch[0])
+    return nn.functional.mse_loss(predicted, batch[1]), stats

@@ -1,0 +1,183 @@
+"""What the user sees during a sweep: a live table in a terminal, one line per finished run elsewhere."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from quadjoint.experiments.execute import Job
+from quadjoint.experiments.scheduler import Event
+from quadjoint.experiments.training import Progress
+
+
+def duration(seconds: float | None) -> str:
+    """A span of time as people say it.
+
+    >>> duration(0.0123), duration(75), duration(7300), duration(None)
+    ('12 ms', '1:15 min', '2:01 h', '')
+    """
+    if seconds is None:
+        return ""
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    if seconds < 3600:
+        return f"{int(seconds) // 60}:{int(seconds) % 60:02d} min"
+    return f"{int(seconds) // 3600}:{int(seconds) % 3600 // 60:02d} h"
+
+
+def describe(job: Job) -> str:
+    return f"{job.experiment} {job.config.method} width {job.config.width} seed {job.config.seed}"
+
+
+@dataclass
+class _Running:
+    started: float
+    progress: Progress | None = None
+
+    def left(self) -> float | None:
+        """Seconds left by the pace so far."""
+        if self.progress is None or not self.progress.done:
+            return None
+        pace = (time.monotonic() - self.started) / self.progress.done
+        return min(pace, 1.5 * self.progress.seconds) * (self.progress.total - self.progress.done)
+
+
+@dataclass
+class Board:
+    """Collects events and shows them. Use as a context; hand it to `sweep` as its watcher."""
+
+    jobs: list[Job]  # still to do
+    done_before: int = 0  # finished in earlier sessions
+    workers: int = 1
+    console: Console = field(default_factory=Console)
+    recent: int = 8
+    running: dict[str, tuple[Job, _Running]] = field(default_factory=dict)
+    finished: list[tuple[Job, dict[str, Any]]] = field(default_factory=list)
+    failed: list[tuple[Job, str]] = field(default_factory=list)
+    _live: Live | None = None
+    _begin: float = field(default_factory=time.monotonic)
+
+    def __enter__(self) -> Board:
+        if self.console.is_terminal:
+            self._live = Live(self.render(), console=self.console, auto_refresh=False, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, event: Event) -> None:
+        job = event.job
+        if job is not None:
+            if event.kind == "started":
+                self.running[job.key] = job, _Running(time.monotonic())
+            elif event.kind == "progress" and job.key in self.running:
+                self.running[job.key][1].progress = event.progress
+            elif event.kind in ("finished", "failed"):
+                self.running.pop(job.key, None)
+                self._close(job, event)
+        if self._live is not None:
+            self._live.update(self.render(), refresh=True)
+
+    def _close(self, job: Job, event: Event) -> None:
+        if event.kind == "failed":
+            self.failed.append((job, event.message))
+        else:
+            self.finished.append((job, event.record))
+        if self._live is None:
+            self.console.print(f"[{self.done}/{self.total}] {escape(self._line(job, event))}", highlight=False)
+
+    def _line(self, job: Job, event: Event) -> str:
+        if event.kind == "failed":
+            return f"{describe(job)}: FAILED, {event.message.strip().splitlines()[-1]}"
+        result = event.record["result"]
+        if event.record["status"] == "failed":
+            return f"{describe(job)}: gave up, {result.get('reason', '')}"
+        words = [f"{duration(event.record['seconds'])}"]
+        if result.get("seconds_per_epoch"):
+            words.append(f"{duration(result['seconds_per_epoch'])} an epoch")
+        words += [f"{name.replace('_', ' ')} {value:.4g}" for name, value in shown_metrics(result)]
+        return f"{describe(job)}: {', '.join(words)}"
+
+    @property
+    def total(self) -> int:
+        return self.done_before + len(self.jobs)
+
+    @property
+    def done(self) -> int:
+        return self.done_before + len(self.finished) + len(self.failed)
+
+    def time_left(self) -> float | None:
+        """By the mean of the finished runs of the same experiment, else of all; None before the first."""
+        if not self.finished:
+            return None
+        times: dict[str, list[float]] = {}
+        for job, record in self.finished:
+            times.setdefault(job.experiment, []).append(record["seconds"])
+        over = [t for group in times.values() for t in group]
+        closed = {job.key for job, _ in self.finished} | {job.key for job, _ in self.failed}
+        left = 0.0
+        for job in self.jobs:
+            if job.key not in closed:
+                group = times.get(job.experiment, over)
+                left += sum(group) / len(group)
+        for _, run in self.running.values():
+            left -= min(time.monotonic() - run.started, left)
+        return left / self.workers
+
+    def render(self) -> RenderableType:
+        table = Table(expand=False, pad_edge=False)
+        for name in ("run", "method", "width", "seed"):
+            table.add_column(name)
+        for name in ("epoch", "loss", "per epoch", "left"):
+            table.add_column(name, justify="right")
+        for job, record in self.finished[-self.recent :]:
+            table.add_row(*_finished_row(job, record), style="dim")
+        for job, run in self.running.values():
+            table.add_row(*_running_row(job, run), style="bold")
+        waiting = self.total - self.done - len(self.running)
+        words = f"{self.done} of {self.total} done, {len(self.running)} running, {waiting} waiting"
+        if self.failed:
+            words += f", {len(self.failed)} failed"
+        words += f"; {duration(time.monotonic() - self._begin)}"
+        left = self.time_left()
+        if left is not None and waiting + len(self.running):
+            words += f", about {duration(left)} left"
+        return Group(table, Text(words))
+
+
+def shown_metrics(result: dict[str, Any]) -> list[tuple[str, float]]:
+    """The final metrics that are numbers, without the clock."""
+    final = result.get("final", {})
+    return [(name, value) for name, value in final.items() if name != "seconds" and isinstance(value, int | float)]
+
+
+def _names(job: Job) -> tuple[str, str, str, str]:
+    return escape(job.experiment), escape(job.config.method), str(job.config.width), str(job.config.seed)
+
+
+def _finished_row(job: Job, record: dict[str, Any]) -> tuple[str, ...]:
+    result = record["result"]
+    if record["status"] == "failed":
+        return (*_names(job), "gave up", "", "", "")
+    loss = result.get("final", {}).get("train_loss")
+    epochs = str(result["epochs"]) if "epochs" in result else "done"
+    loss_word = "" if loss is None else f"{loss:.4g}"
+    return (*_names(job), epochs, loss_word, duration(result.get("seconds_per_epoch")), "done")
+
+
+def _running_row(job: Job, run: _Running) -> tuple[str, ...]:
+    if run.progress is None:
+        return (*_names(job), "", "", "", "")
+    p = run.progress
+    return (*_names(job), f"{p.done}/{p.total}", f"{p.loss:.4g}", duration(p.seconds), duration(run.left()))

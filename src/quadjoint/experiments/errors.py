@@ -1,0 +1,7 @@
+"""What the user is told in one sentence instead of a traceback."""
+
+from __future__ import annotations
+
+
+class Refusal(Exception):
+    """The request cannot be met; the message says why and what to do."""

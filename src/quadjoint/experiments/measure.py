@@ -1,0 +1,117 @@
+"""Peak memory of a computation, and what to know about the machine that made a result."""
+
+from __future__ import annotations
+
+import copy
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quadjoint.nn import NeuralODE
+
+
+def peak_memory(work: Callable[[], object], device: str = "cpu") -> int:
+    """The most bytes of tensors that ``work`` held at any time beyond what was there before it began.
+
+    On the CPU every allocation and release is taken from PyTorch's profiler (so graphs, saved activations and
+    temporaries count, Python objects do not); on CUDA the allocator itself keeps the peak.
+
+    >>> peak_memory(lambda: torch.zeros(1000, dtype=torch.float64))
+    8000
+    """
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler otherwise writes to stderr
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        work()
+    profiler: Any = profile.profiler
+    events = [e for e in profiler.kineto_results.events() if e.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    held = peak = 0
+    for event in events:
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+def gradient(model: nn.Module, loss: Callable[..., tuple[Tensor, Any]], batch: tuple[Tensor, ...]) -> Tensor:
+    """The gradient of the batch's loss in all parameters, as one vector."""
+    model.zero_grad(set_to_none=True)
+    value, _ = loss(model, batch, torch.Generator().manual_seed(0))
+    value.backward()
+    parts = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
+    return torch.cat([part.flatten() for part in parts])
+
+
+def gradient_error(model: nn.Module, loss: Callable[..., tuple[Tensor, Any]], batch: tuple[Tensor, ...]) -> float:
+    """Relative error of the gradient against the same model in double precision solved to 1e-9."""
+    exact = copy.deepcopy(model).double()
+    for module in exact.modules():
+        if isinstance(module, NeuralODE):
+            module.method, module.gradient, module.rtol, module.atol = "dopri5", "discrete", 1e-9, 1e-9
+    precise = tuple(x.double() if x.is_floating_point() else x for x in batch)
+    wanted = gradient(exact, loss, precise)
+    return float((gradient(model, loss, batch).double() - wanted).norm() / wanted.norm())
+
+
+@lru_cache(maxsize=1)
+def environment() -> dict[str, Any]:
+    """Versions, commit and machine, as they go into every record."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "commit": _commit(),
+        "versions": {name: _version(name) for name in ("quadjoint", "torch", "numpy", "torchsde", "scipy")},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that this code runs from, ``+`` after it if files differ from it."""
+    here = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(here), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        if git("ls-files", "--error-unmatch", "measure.py") == "":
+            return None
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", "..") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _processor() -> str:
+    if sys.platform == "linux":
+        try:
+            for line in Path("/proc/cpuinfo").read_text().splitlines():
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+        except OSError:
+            pass
+    return platform.processor() or platform.machine()

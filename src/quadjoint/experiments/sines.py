@@ -1,0 +1,128 @@
+"""Sine curves: a second-order neural ODE on many observations (the paper's section 5.4 and appendix E.3).
+
+The ablation compares 10 and 50 measurement times, regular and irregular. Irregular times are handled twice: as
+the paper does it (``merged``: one solve with the union of all samples' times, and a mask), and with a row of times
+for each sample (``per-sample``), which costs no more observations than regular times do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quadjoint.experiments.config import METHODS, Choice, RunConfig, learning_rate
+from quadjoint.experiments.methods import neural_ode
+from quadjoint.experiments.training import Batch, Context, Task, minibatches, train
+from quadjoint.nn import SecondOrder, TimeMLP
+
+NAME = "sines"
+LEARNING_RATES = {5: 2e-2, 20: 8e-3, 200: 5e-4, 1000: 3e-5, 2000: 1e-5}
+SPACINGS = ("regular", "merged", "per-sample")
+END = 2 * torch.pi
+
+
+@dataclass(frozen=True)
+class Config(RunConfig):
+    """One training run; the defaults are the paper's."""
+
+    epochs: int = 250
+    batch: int = 15
+    curves: int = 15
+    test_curves: int = 5
+    times: int = 50
+    spacing: str = "regular"
+    lr: float = 5e-4
+    tolerance: float = 1e-3
+    study: str = "widths"  # or "regularity" or "time"
+
+
+def grid(choice: Choice) -> list[Config]:
+    """Methods over widths and seeds, then methods over the number and the spacing of times."""
+    methods = choice.pick_methods(METHODS)
+    quick = choice.preset == "quick"
+    widths = choice.pick_widths([5, 20, 200] if quick else sorted(LEARNING_RATES))
+    base = Config(epochs=40 if quick else 250, device=choice.device)
+    runs = [
+        _at(base, method, width, seed)
+        for width in widths
+        for seed in choice.pick_seeds(2 if quick else 5)
+        for method in methods
+    ]
+    if quick and choice.widths is None:  # the paper's size, for the clock alone
+        runs += [_at(replace(base, epochs=2, study="time"), m, 1000, s) for s in choice.pick_seeds(1) for m in methods]
+    width = (100 if quick else 1000) if choice.widths is None else max(widths)
+    base = replace(base, study="regularity", epochs=5 if quick else 250)
+    for times in (10, 50):
+        for spacing in SPACINGS:
+            cell = replace(base, times=times, spacing=spacing)
+            seeds = choice.pick_seeds(1 if quick else 5)
+            runs += [_at(cell, method, width, seed) for seed in seeds for method in methods]
+    return runs
+
+
+def _at(base: Config, method: str, width: int, seed: int) -> Config:
+    return replace(base, method=method, width=width, seed=seed, lr=learning_rate(LEARNING_RATES, width))
+
+
+def run(config: Config, context: Context) -> dict[str, Any]:
+    train_set, test_set = (tuple(x.to(config.device) for x in part) for part in data(config))
+    return train(
+        Task(
+            model=SineNet(config),
+            loss=loss,
+            batches=minibatches(train_set, config.batch),
+            evaluate=lambda model: {"test_mse": float(loss(model, test_set, torch.Generator())[0])},
+            lr=config.lr,
+            epochs=config.epochs,
+            seed=config.seed,
+            device=config.device,
+            check=config.width <= 500,
+        ),
+        context,
+    )
+
+
+def data(config: Config, seed: int = 0) -> tuple[Batch, Batch]:
+    """Initial states (B, 2), times (B, K) and positions (B, K) of both sets; the same for every run."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def part(curves: int) -> Batch:
+        y0 = 2 * torch.rand(curves, 2, generator=generator) - 1
+        irregular = (END * torch.rand(curves, config.times, generator=generator)).sort(dim=1).values
+        irregular[:, 0] = 0.0
+        regular = torch.linspace(0, END, config.times).expand(curves, -1)
+        t = regular if config.spacing == "regular" else irregular
+        return y0, t, y0[:, :1] * t.cos() + y0[:, 1:] * t.sin()
+
+    return part(config.curves), part(config.test_curves)
+
+
+class SineNet(nn.Module):
+    """Learns the acceleration in ``x'' = a(x, v)``; position and velocity at time zero are given."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.spacing = config.spacing
+        f = SecondOrder(TimeMLP(2, config.width, out=1, time=False))
+        self.ode = neural_ode(f, config.method, tolerance=config.tolerance)
+
+    def forward(self, y0: Tensor, t: Tensor) -> tuple[Tensor, Any]:
+        """Positions (B, K) at the times t (B, K)."""
+        if self.spacing == "regular":
+            solution = self.ode.solve(y0, t[0])
+            return solution.ys[..., 0].T, solution.stats
+        if self.spacing == "per-sample":
+            solution = self.ode.solve(y0, t)
+            return solution.ys[..., 0].T, solution.stats
+        times, place = t.unique(return_inverse=True)  # place (B, K): the index of each sample's times in the union
+        solution = self.ode.solve(y0, times)
+        return solution.ys[..., 0].T.gather(1, place), solution.stats
+
+
+def loss(model: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Any]:
+    y0, t, x = batch
+    predicted, stats = model(y0, t)
+    return nn.functional.mse_loss(predicted, x), stats

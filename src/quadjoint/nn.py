@@ -1,0 +1,218 @@
+"""Layers and models that users and experiments share.
+
+A dynamics function is any callable ``f(t, y)``; the classes here are such functions (`TimeMLP`,
+`SecondOrder`, `ConvDynamics`) and the layers around a solve (`NeuralODE`, `Augment`, `Downsampling`).
+All keep the state's shape, dtype and device, and all can be stacked by ``torch.func.vmap``.
+
+>>> import torch
+>>> model = torch.nn.Sequential(Augment(3), NeuralODE(TimeMLP(5, width=16)), torch.nn.Linear(5, 2))
+>>> model(torch.zeros(7, 2)).shape
+torch.Size([7, 2])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from quadjoint.ode import Solution
+
+__all__ = ["MLP", "Augment", "ConvDynamics", "Downsampling", "NeuralODE", "SecondOrder", "TimeMLP"]
+
+
+class MLP(nn.Sequential):
+    """Linear layers with an activation (softplus unless told otherwise) between them.
+
+    Softplus is smooth, which is what a high-order solver needs to take large steps.
+
+    >>> MLP(3, 8, 8, 1)(torch.zeros(2, 3)).shape
+    torch.Size([2, 1])
+    """
+
+    def __init__(self, *sizes: int, activation: type[nn.Module] = nn.Softplus) -> None:
+        if len(sizes) < 2:
+            raise ValueError(f"an MLP needs at least an input and an output size, got {sizes}")
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in zip(sizes[:-1], sizes[1:], strict=True):
+            layers += [nn.Linear(fan_in, fan_out), activation()]
+        super().__init__(*layers[:-1])
+
+
+class TimeMLP(nn.Module):
+    """Dynamics ``f(t, y) = MLP([y, t])`` on the last dimension of y.
+
+    ``time=False`` leaves t out (autonomous dynamics), so that one class serves both cases. t may be
+    a number, a 0-d tensor, or one time per sample: of shape ``y.shape[:-1]``, or with a 1 after it.
+
+    >>> f = TimeMLP(2, width=8)
+    >>> f(torch.tensor(0.5), torch.zeros(4, 2)).shape
+    torch.Size([4, 2])
+    >>> f(torch.linspace(0, 1, 4), torch.zeros(4, 2)).equal(f(torch.linspace(0, 1, 4)[:, None], torch.zeros(4, 2)))
+    True
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        width: int,
+        *,
+        depth: int = 2,
+        out: int | None = None,
+        time: bool = True,
+        activation: type[nn.Module] = nn.Softplus,
+    ) -> None:
+        super().__init__()
+        self.time = time
+        out = dim if out is None else out
+        self.net = MLP(dim + int(time), *[width] * depth, out, activation=activation)
+
+    def forward(self, t: Tensor | float, y: Tensor) -> Tensor:
+        if not self.time:
+            return self.net(y)
+        t = torch.as_tensor(t, dtype=y.dtype, device=y.device)
+        if 0 < t.ndim < y.ndim:
+            t = t.unsqueeze(-1)
+        return self.net(torch.cat([y, t.expand(*y.shape[:-1], 1)], dim=-1))
+
+
+class SecondOrder(nn.Module):
+    """Dynamics of ``x'' = a(t, [x, v])`` on the state ``y = [x, v]`` (Norcliffe et al. 2020).
+
+    The velocity is the second half of the last dimension, so only the acceleration is learnt.
+
+    >>> oscillator = SecondOrder(lambda t, y: -y[..., :1])
+    >>> oscillator(torch.tensor(0.0), torch.tensor([1.0, 2.0]))
+    tensor([ 2., -1.])
+    """
+
+    def __init__(self, acceleration: Any) -> None:
+        super().__init__()
+        self.acceleration = acceleration
+
+    def forward(self, t: Tensor, y: Tensor) -> Tensor:
+        dim = y.shape[-1] // 2
+        return torch.cat([y[..., dim:], self.acceleration(t, y)], dim=-1)
+
+
+class Augment(nn.Module):
+    """Append zeros to the last dimension (Dupont et al. 2019): flows of R^(d+n) can separate what
+    flows of R^d cannot.
+
+    >>> Augment(2)(torch.ones(1, 1))
+    tensor([[1., 0., 0.]])
+    """
+
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        self.dims = dims
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.pad(x, (0, self.dims))
+
+    def extra_repr(self) -> str:
+        return f"dims={self.dims}"
+
+
+class ConvDynamics(nn.Module):
+    """Autonomous dynamics on images: three padded 3x3 convolutions with softplus between them.
+
+    >>> ConvDynamics(10, hidden=4)(torch.tensor(0.0), torch.zeros(2, 10, 5, 5)).shape
+    torch.Size([2, 10, 5, 5])
+    """
+
+    def __init__(self, channels: int, hidden: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(channels, hidden, 3, padding=1),
+            nn.Softplus(),
+            nn.Conv2d(hidden, hidden, 3, padding=1),
+            nn.Softplus(),
+            nn.Conv2d(hidden, channels, 3, padding=1),
+        )
+
+    def forward(self, t: Tensor, y: Tensor) -> Tensor:
+        return self.net(y)
+
+
+class Downsampling(nn.Sequential):
+    """The layers before the image ODE: normalise, convolve, pool, convolve; no padding.
+
+    >>> Downsampling(1, 10)(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 10, 11, 11])
+    """
+
+    def __init__(self, in_channels: int, channels: int) -> None:
+        super().__init__(
+            nn.BatchNorm2d(in_channels),
+            nn.ReLU(),
+            nn.Conv2d(in_channels, channels, 3),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3),
+        )
+
+
+class NeuralODE(nn.Module):
+    """A solve of ``dy/dt = f(t, y)`` as a layer: ``forward`` maps y(t0) to y(t1).
+
+    `trajectory` gives the states at chosen times, `solve` the whole `Solution` with its statistics.
+    Nothing of a solve stays on the module, so any number of forwards may be alive at once.
+
+    >>> decay = NeuralODE(lambda t, y: -y, rtol=1e-6, atol=1e-6)
+    >>> decay(torch.ones(1)).allclose(torch.tensor([-1.0]).exp())
+    True
+    >>> decay.trajectory(torch.ones(3, 1), torch.linspace(0, 1, 5)).shape
+    torch.Size([5, 3, 1])
+    """
+
+    def __init__(
+        self,
+        f: Any,
+        *,
+        span: tuple[float, float] = (0.0, 1.0),
+        method: str = "dopri5",
+        rtol: float = 1e-3,
+        atol: float = 1e-3,
+        gradient: Any = "auto",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.f = f
+        self.span = span
+        self.method = method
+        self.rtol = rtol
+        self.atol = atol
+        self.gradient = gradient
+        self.options = dict(options) if options else None
+
+    def forward(self, y: Tensor) -> Tensor:
+        """The state at the end of ``span``."""
+        return self.solve(y).ys[-1]
+
+    def trajectory(self, y: Tensor, t: Tensor) -> Tensor:
+        """The states at times t, (K,) or (B, K): shape ``(K, *y.shape)``."""
+        return self.solve(y, t).ys
+
+    def solve(self, y: Tensor, t: Tensor | None = None) -> Solution:
+        """The whole solution from y at ``t[0]``; without t, over ``span``."""
+        from quadjoint.ode import solve
+
+        if t is None:
+            t = torch.tensor(self.span, dtype=torch.float64)
+        return solve(
+            self.f,
+            y,
+            t,
+            method=self.method,
+            rtol=self.rtol,
+            atol=self.atol,
+            gradient=self.gradient,
+            options=self.options,
+        )
+
+    def extra_repr(self) -> str:
+        return f"span={self.span}, method={self.method!r}, rtol={self.rtol}, gradient={self.gradient!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,7 @@ class QuadratureSum:
         )
         times = problem.times
         self.total = abs(times[-1] - times[0])
+        self.sign = math.copysign(1.0, times[-1] - times[0])  # dt of the forward solve; weights are positive
         self.steps: list[Any] = []  # kept where panels are refined afterwards
         self.pending: list[tuple[float, float]] = []
         if policy.per == "interval":
@@ -79,7 +81,7 @@ class QuadratureSum:
         states = step.evaluate([t for t, _ in nodes])
         for (t, w), state in zip(nodes, states, strict=True):
             z, a = self.split(t, state)
-            self.batch.append((t, z, a * w))
+            self.batch.append((t, z, a * (self.sign * w)))
         self.problem.stats.quadrature_nodes += len(nodes)
         if len(self.batch) * self.rows >= 512:
             self.flush()
@@ -123,7 +125,7 @@ class QuadratureSum:
         nodes, difference = policy.pair(start, end)
         times = [t for t, _ in nodes]
         pairs = [self.split(t, state) for t, state in zip(times, step.evaluate(times), strict=True)]
-        zs, a = torch.stack([z for z, _ in pairs]), torch.stack([a for _, a in pairs])
+        zs, a = torch.stack([z for z, _ in pairs]), torch.stack([self.sign * a for _, a in pairs])
         self.problem.stats.quadrature_nodes += len(nodes)
         out = self.products.record_stack(times, zs)
         if not out.requires_grad or not self.problem.params:

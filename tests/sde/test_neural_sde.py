@@ -13,7 +13,7 @@ T = torch.tensor(0.3, dtype=torch.float64)
 
 
 class Diffusion(nn.Module):
-    """A small network of (t, y) with the shape that a noise type asks for; every entry depends on all of y."""
+    """A small network of (t, y) of the shape that a noise type asks for; every entry depends on all of y."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
@@ -86,9 +86,7 @@ def test_elementwise_shortcut_gives_the_same() -> None:
     def g(t: Tensor, y: Tensor) -> Tensor:
         return torch.sin(y) * y + t
 
-    slow, quick = (
-        NeuralSDE(drift, g, sde_type="ito", elementwise=e).converted("stratonovich") for e in (0, 1)
-    )
+    slow, quick = (NeuralSDE(drift, g, sde_type="ito", elementwise=e).converted("stratonovich") for e in (0, 1))
     torch.testing.assert_close(quick.f(T, states()), slow.f(T, states()))
 
 
@@ -118,9 +116,7 @@ def test_conversion_shares_weights_and_undoes_itself(noise_type: str) -> None:
         ("general", (B, M, D + 1), r"general noise needs \(4, 3, m\)"),
     ],
 )
-def test_diffusion_of_the_wrong_shape_is_refused(
-    noise_type: str, shape: tuple[int, ...], expected: str
-) -> None:
+def test_diffusion_of_the_wrong_shape_is_refused(noise_type: str, shape: tuple[int, ...], expected: str) -> None:
     sde = NeuralSDE(drift, lambda t, y: y.new_ones(shape), noise_type)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=expected):
         sde.g(T, states())

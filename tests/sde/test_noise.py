@@ -53,9 +53,7 @@ def test_derivative_is_the_derivative_of_the_path_which_starts_at_zero(expansion
 
 @pytest.mark.parametrize("expansion", EXPANSIONS)
 @pytest.mark.parametrize("terms", [1, 3, 10, 40])
-def test_variance_is_that_of_the_truncated_series_at_every_time(
-    expansion: type[WienerPath], terms: int
-) -> None:
+def test_variance_is_that_of_the_truncated_series_at_every_time(expansion: type[WienerPath], terms: int) -> None:
     n = 20000
     path = draw(expansion, (n,), terms)
     for t in torch.linspace(T0, T1, 7, dtype=torch.float64)[1:]:
@@ -208,9 +206,7 @@ def test_generators_are_explicit_and_the_global_one_is_untouched() -> None:
     assert not torch.allclose(one(t), two(t))
     for store in ("coefficients", "seed"):
         generator.manual_seed(7)
-        assert torch.equal(
-            draw(KarhunenLoeve, (5,), 10, seed=None, generator=generator, store=store)(t), one(t)
-        )
+        assert torch.equal(draw(KarhunenLoeve, (5,), 10, seed=None, generator=generator, store=store)(t), one(t))
     assert torch.equal(torch.get_rng_state(), before)
 
 

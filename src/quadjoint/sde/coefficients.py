@@ -52,9 +52,7 @@ class Coefficients:
             size = min(BLOCK, self.terms - start)
             block = torch.empty(size, *self.shape, dtype=self.dtype, device=self.device)
             for xi in block:
-                xi.copy_(
-                    torch.randn(self.shape, generator=generator, dtype=torch.float32, device=self.source)
-                )
+                xi.copy_(torch.randn(self.shape, generator=generator, dtype=torch.float32, device=self.source))
             yield block
 
     def aligned(self, weights: Tensor) -> Tensor:

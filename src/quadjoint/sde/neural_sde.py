@@ -109,6 +109,8 @@ class NeuralSDE(nn.Module):
         if self.noise_type == "additive":
             return torch.zeros_like(y)
 
+        y = y.clone(memory_format=torch.contiguous_format)  # forward mode refuses expanded tensors
+
         def along(direction: Tensor) -> Tensor:
             return cast(Tensor, torch.func.jvp(lambda z: self.g(t, z), (y,), (direction.to(y.dtype),))[1])
 
@@ -128,9 +130,7 @@ class NeuralSDE(nn.Module):
         if sde_type == self.sde_type:
             return self
         _load_forward_mode()
-        return NeuralSDE(
-            _Converted(self), self.diffusion, self.noise_type, sde_type, elementwise=self.elementwise
-        )
+        return NeuralSDE(_Converted(self), self.diffusion, self.noise_type, sde_type, elementwise=self.elementwise)
 
     def extra_repr(self) -> str:
         return f"noise_type={self.noise_type!r}, sde_type={self.sde_type!r}"

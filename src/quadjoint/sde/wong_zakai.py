@@ -82,14 +82,10 @@ class WongZakai:
         self._equation = sde if terms == 0 else sde.converted("stratonovich")
         self.terms, self.path, self.store = terms, path, store
 
-    def sample(
-        self, y0: Tensor, *, seed: int | None = None, generator: torch.Generator | None = None
-    ) -> RandomODE:
+    def sample(self, y0: Tensor, *, seed: int | None = None, generator: torch.Generator | None = None) -> RandomODE:
         """Draw a path for a state like y0, independent for every sample of the batch."""
         if not isinstance(y0, Tensor) or y0.dim() == 0:
-            raise TypeError(
-                "the state of an SDE is one tensor whose last dimension is the state of a sample."
-            )
+            raise TypeError("the state of an SDE is one tensor whose last dimension is the state of a sample.")
         t0 = torch.full((), self.t0, dtype=y0.dtype.to_real(), device=y0.device)
         path = self.path.sample(
             self._equation.noise_shape(t0, y0) if self.terms else y0.shape,

@@ -40,6 +40,7 @@ class Recorder:
         self.records: list[StepRecord] = []
         self.states: dict[int, Tensor] = {}
         self.stride = 1
+        self.carries = False  # whether the last stage of the step before is the first of the next
 
     def __call__(self, step: Any) -> None:
         if not isinstance(step, RungeKuttaStep):
@@ -48,7 +49,9 @@ class Recorder:
             )
         index = len(self.records)
         inputs = step.inputs if self.keep == "stages" and self.max_states is None else None
-        shared = step.first_shared and index > 0
+        # After a rejected step the first stage is reused as well; it is not a stage of the step before then.
+        shared = step.first_shared and self.carries
+        self.carries = step.carry is not None
         self.records.append(StepRecord(index, step.t0, step.t1, len(step.ks), shared, step.nudge, inputs))
         if inputs is None and index % self.stride == 0:
             self.states[index] = step.y0

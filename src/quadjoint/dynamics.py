@@ -93,6 +93,12 @@ class Dynamics:
             got = f"{len(out)} of them" if isinstance(out, tuple | list) else type(out).__name__
             raise ValueError(f"f must return a tuple of {len(parts)} tensors, as the state is one; got {got}.")
         for i, (part, derivative) in enumerate(zip(parts, out, strict=True)):
+            if not isinstance(derivative, Tensor):
+                raise TypeError(f"f returned {type(derivative).__name__} for component {i} of the state, not a tensor.")
+            if derivative.dtype != part.dtype and not torch.is_autocast_enabled(part.device.type):
+                raise TypeError(
+                    f"f returned dtype {derivative.dtype} for component {i} of the state, which has {part.dtype}."
+                )
             if derivative.shape != part.shape:
                 raise ValueError(
                     f"f returned shape {tuple(derivative.shape)} for component {i} of the state, "

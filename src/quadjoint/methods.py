@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -63,6 +64,8 @@ def make_solver(method: str, options: dict[str, Any], rtol: Any, atol: Any, layo
         return Solver(method, scipy, lambda: FreeControl(settings.max_num_steps), settings)
     stepper = _stepper(method, options, rtol, atol)
     if stepper.adaptive and "step_size" not in options:
+        if isinstance(rtol, float) and isinstance(atol, float) and rtol == atol == 0.0:
+            raise ValueError("rtol and atol must not both be zero.")
         return Solver(method, stepper, lambda: AdaptiveControl(settings, stepper.order), settings)
     points = _grid(options, f, y0, t)
     grid = points.detach().to("cpu", torch.float64).tolist()
@@ -88,7 +91,8 @@ def _stepper(method: str, options: dict[str, Any], rtol: Any, atol: Any) -> Any:
     )  # fmt: skip
 
 
-def _known_options(method: str) -> set[str]:
+def known_options(method: str) -> set[str]:
+    """Names of the options of a method (those of SciPy's solvers are SciPy's)."""
     if method == "alf":
         return _COMMON | _ADAPTIVE | {"eta", "step_size"}
     if method in RUNGE_KUTTA:
@@ -98,7 +102,7 @@ def _known_options(method: str) -> set[str]:
 
 def _settings(method: str, options: dict[str, Any], rtol: Any, atol: Any, layout: Layout) -> StepSettings:
     if method != "scipy_solver":
-        known = _known_options(method)
+        known = known_options(method)
         for name in options:
             if name not in known:
                 raise ValueError(f"options[{name!r}] is not an option of method {method!r}.{nearest(name, known)}")
@@ -148,7 +152,7 @@ def _check_grid(grid: list[float], times: list[float]) -> None:
     if len(times) < 2:
         return
     sign = math.copysign(1.0, times[-1] - times[0])
-    increasing = all(sign * a < sign * b for a, b in zip(grid, grid[1:], strict=False))
+    increasing = all(sign * a < sign * b for a, b in itertools.pairwise(grid))
     if not increasing or grid[0] != times[0] or grid[-1] != times[-1]:
         raise ValueError(
             "options['grid_constructor'] must return strictly monotone times from t[0] to t[-1]; "

@@ -28,13 +28,14 @@ _first_steps: weakref.WeakKeyDictionary[Any, dict[Any, float]] = weakref.WeakKey
 class Solution:
     """A solved problem: ``ts``, ``ys``, ``stats``, ``event_time`` and, called with a time, the state at any time between.
 
-    The continuous solution is differentiable where the solve was recorded by autograd (``gradient="direct"``).
+    The continuous solution is differentiable in the time; in the rest where the solve was recorded by autograd
+    (``gradient="direct"``).
     """
 
     def __init__(self, ts: Tensor, ys: State, stats: Stats, event_time: Tensor | None, problem: Problem) -> None:
         self.ts, self.ys, self.stats, self.event_time = ts, ys, stats, event_time
         self._layout, self._dense = problem.f.layout, DenseOutput(problem.steps)
-        self._per_sample = problem.f.time_map is not None
+        self._f, self._per_sample = problem.f, problem.f.time_map is not None
 
     def __call__(self, t: float | Tensor) -> State:
         """The state at ``t``, a number or a tensor of times of any shape."""
@@ -51,7 +52,9 @@ class Solution:
             if not low - slack <= value <= high + slack:
                 raise ValueError(f"t = {value:.6g} lies outside the solved interval [{low:.6g}, {high:.6g}].")
         values = self._dense.many([min(max(v, low), high) for v in flat])
-        return self._layout.unpack(values.reshape(*times.shape, *values.shape[1:]), leading=times.ndim)
+        if isinstance(t, Tensor) and t.requires_grad:
+            values = shift(self._f, values, t.reshape(-1))
+        return self._layout.unpack(values.reshape((*times.shape, *values.shape[1:])), leading=times.ndim)
 
 
 def odeint(f: Dynamical, y0: State, t: Tensor, *, method: str = "dopri5", rtol: Any = 1e-3, atol: Any = 1e-6,
@@ -81,7 +84,7 @@ def odeint(f: Dynamical, y0: State, t: Tensor, *, method: str = "dopri5", rtol: 
     >>> bool(torch.allclose(ys[-1], torch.full((2,), 0.367879), atol=1e-5))
     True
     """
-    problem, solved = _solve(f, y0, t, method, rtol, atol, gradient, options, event_fn, compile, params, dense=False)
+    _, solved = _solve(f, y0, t, method, rtol, atol, gradient, options, event_fn, compile, params, dense=False)
     return solved[0] if event_fn is None else (solved[1], solved[0])
 
 
@@ -94,7 +97,7 @@ def solve(f: Dynamical, y0: State, t: Tensor, *, method: str = "dopri5", rtol: A
     ``progress=True`` shows a bar over integration time (needs tqdm).
 
     >>> import torch, quadjoint as qj
-    >>> sol = qj.solve(lambda t, y: -y, torch.ones(()), torch.tensor([0.0, 2.0]), rtol=1e-8, atol=1e-8)
+    >>> sol = qj.solve(lambda t, y: -y, torch.ones(()), torch.tensor([0.0, 2.0]), rtol=1e-6)
     >>> round(float(sol(1.0)), 5)
     0.36788
     >>> sol.stats.rejected_steps
@@ -245,13 +248,13 @@ def _check_tolerance(name: str, value: Any, layout: Layout, y: Tensor) -> Any:
 
 
 def _hooks(f: Dynamical, options: dict[str, Any], layout: Layout, progress: bool, times: list[float]) -> Hooks:
-    """Callbacks are attributes of f, as in torchdiffeq; they receive (t0, y0, dt)."""
+    """Callbacks are attributes of f, as in torchdiffeq; they receive (t0, y0, dt) with dt the step's length."""
 
     def adapt(callback: Any) -> Any:
         if callback is None:
             return None
         return lambda t, y, dt: callback(
-            torch.tensor(t, dtype=torch.float64), layout.unpack(y), torch.tensor(dt, dtype=torch.float64)
+            torch.tensor(t, dtype=torch.float64), layout.unpack(y), torch.tensor(abs(dt), dtype=torch.float64)
         )
 
     hooks = Hooks(*(adapt(getattr(f, f"callback_{name}", None)) for name in ("step", "accept_step", "reject_step")))

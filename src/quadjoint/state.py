@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -46,14 +47,16 @@ class Layout:
         parts, start = [], 0
         for shape in self.shapes:
             size = math.prod(shape[1:] if self.batched else shape)
-            parts.append(y[..., start : start + size].reshape(*lead, *shape))
+            parts.append(y[..., start : start + size].reshape((*lead, *shape)))
             start += size
         return tuple(parts)
 
     def tolerance(self, name: str, value: float | Tensor | Sequence[float | Tensor]) -> float | Tensor:
         """A tolerance per component of a tuple becomes a tolerance per entry of the packed state."""
-        if isinstance(value, int | float | Tensor):
+        if isinstance(value, Real | Tensor):
             return value
+        if not isinstance(value, list | tuple):
+            raise TypeError(f"{name} must be a number, a tensor or a tuple of them; got {type(value).__name__}.")
         if self.shapes is None:
             raise TypeError(f"{name} is a sequence, which needs a tuple state; got a tensor state.")
         if len(value) != len(self.shapes):

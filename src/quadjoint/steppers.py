@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.dynamics import Dynamics, Time
+from quadjoint.errors import warn_once
 from quadjoint.interpolation import hermite_weights
 from quadjoint.quadrature import gauss_legendre
 from quadjoint.tableau import ButcherTableau
@@ -237,6 +238,8 @@ History = tuple[tuple[float, Tensor], ...]  # (t, f) newest first
 class Adams:
     """Adams-Bashforth, or with ``implicit`` Adams-Bashforth-Moulton iterated to convergence, on any grid.
 
+    ``max_order`` is that of the corrector; predictor and explicit method have one less (as in torchdiffeq). High
+    orders are stable only for very short steps: below 0.0034 / |df/dy| for the explicit method of order eleven.
     The first steps are taken by a Runge-Kutta method of order four.
     """
 
@@ -247,17 +250,17 @@ class Adams:
 
     def __init__(self, starter: RungeKutta, implicit: bool, max_order: int = 12, max_iters: int = 4,
                  rtol: float = 1e-3, atol: float = 1e-4, linear: bool = False) -> None:  # fmt: skip
-        if not 1 <= max_order <= 12:
-            raise ValueError(f"options['max_order'] must be from 1 to 12; got {max_order}.")
-        self.starter, self.implicit, self.max_order, self.max_iters = starter, implicit, max_order, max_iters
+        if not 2 <= max_order <= 12:
+            raise ValueError(f"options['max_order'] must be from 2 to 12; got {max_order}.")
+        self.starter, self.implicit, self.kept, self.max_iters = starter, implicit, int(max_order) - 1, max_iters
         self.rtol, self.atol, self.linear = rtol, atol, linear
 
     def step(self, f: Dynamics, t0: float, t1: float, y: Tensor, carry: History | None = None,
              nudge: tuple[int, int] = (0, 0), clock: Clock | None = None) -> HermiteStep:  # fmt: skip
         start, end = clock if clock is not None else (t0, t1)
         f0 = f(start, y, nudge[0])
-        history: History = ((t0, f0), *(carry or ()))[: self.max_order]
-        if len(history) < min(self.min_history, self.max_order):
+        history: History = ((t0, f0), *(carry or ()))[: self.kept]
+        if len(history) < min(self.min_history, self.kept):
             y1 = self.starter.step(f, t0, t1, y, f0, nudge, clock).y1
         else:
             h = t1 - t0
@@ -277,7 +280,12 @@ class Adams:
             with torch.no_grad():
                 change = (y1 - before).abs() / (self.atol + self.rtol * torch.maximum(y1.abs(), before.abs()))
                 if float(change.max()) < 1.0:
-                    break
+                    return y1
+        warn_once(
+            "implicit_adams",
+            f"The iteration of implicit_adams did not converge to rtol, atol in {self.max_iters} evaluations at "
+            f"t = {float(t1):.6g}. Use shorter steps, looser tolerances or a larger options['max_iters'].",
+        )
         return y1
 
 

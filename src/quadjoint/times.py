@@ -102,7 +102,7 @@ class _Shift(torch.autograd.Function):
         flow = ctx.rate(t, y)
         product = (g.conj() * flow).real if g.is_complex() else g * flow
         inner = product.reshape(*t.shape, -1).sum(-1)
-        return None, None, g, ctx.sign * inner.to(t.dtype)
+        return None, None, g, ctx.sign * inner.to(t)
 
 
 def shift(f: Dynamics, y: Tensor, t: Tensor, sign: float = 1.0) -> Tensor:

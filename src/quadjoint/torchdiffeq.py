@@ -1,0 +1,214 @@
+"""torchdiffeq's interface on quadjoint's solvers and gradients.
+
+A program written for torchdiffeq 0.2 runs with one line changed::
+
+    from quadjoint.torchdiffeq import odeint, odeint_adjoint, odeint_event, odeint_dense
+
+Signatures, option names, defaults and shapes are torchdiffeq's. What differs is better: bad input is refused in words,
+gradients flow through event times by themselves, parameters of plain callables are found, and ``odeint_adjoint``
+differentiates Runge-Kutta solves exactly instead of solving a second ODE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadjoint import methods, ode
+from quadjoint.errors import warn_once
+from quadjoint.gradient import Backsolve, ContinuousAdjoint, Gradient, resolve
+from quadjoint.gradient.integrals import InState
+from quadjoint.methods import RUNGE_KUTTA, known_options
+from quadjoint.state import Layout, State
+
+_NO_LIMIT = 2**31 - 1
+_ADJOINT_CALLBACKS = ("callback_step_adjoint", "callback_accept_step_adjoint", "callback_reject_step_adjoint")
+
+
+def odeint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any = 1e-7, atol: Any = 1e-9,
+           method: str | None = None, options: dict[str, Any] | None = None,
+           event_fn: Callable[..., Any] | None = None) -> Any:  # fmt: skip
+    """Solve dy/dt = func(t, y) from y(t[0]) = y0; gradients by backpropagation through the solver.
+
+    Returns the states at ``t``, or with ``event_fn`` the time of its first change of sign and the states at the start
+    and there. SciPy's solvers cannot be backpropagated through; they get the quadrature adjoint.
+
+    >>> import torch
+    >>> from quadjoint.torchdiffeq import odeint
+    >>> odeint(lambda t, y: -y, torch.ones(3), torch.linspace(0, 1, 5)).shape
+    torch.Size([5, 3])
+    """
+    method = method or "dopri5"
+    how = "gq" if method == "scipy_solver" else "direct"
+    return _solve(func, y0, t, rtol, atol, method, options, event_fn, resolve(how), None)
+
+
+def odeint_adjoint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any = 1e-7, atol: Any = 1e-9,
+                   method: str | None = None, options: dict[str, Any] | None = None,
+                   event_fn: Callable[..., Any] | None = None, adjoint_rtol: float | None = None,
+                   adjoint_atol: float | None = None, adjoint_method: str | None = None,
+                   adjoint_options: dict[str, Any] | None = None, adjoint_params: Iterable[Tensor] | None = None,
+                   gradient: str | Gradient | None = None) -> Any:  # fmt: skip
+    """As ``odeint``, with gradients in little memory.
+
+    Runge-Kutta solves are differentiated by their exact transpose (``gradient="discrete"``), which solves no second
+    ODE: the ``adjoint_`` settings have no effect then, which is said once. Other methods get the quadrature adjoint.
+    ``gradient`` selects any method of quadjoint; ``adjoint_rtol``, ``adjoint_atol``, ``adjoint_method`` and
+    ``adjoint_options`` apply to those that solve backwards in time ("adjoint", "seminorm", "gq", "gq-paper").
+    """
+    method = method or "dopri5"
+    if adjoint_method not in (None, method) and options is not None and adjoint_options is None:
+        raise ValueError(
+            f"adjoint_method = {adjoint_method!r} differs from method = {method!r}, so adjoint_options cannot be taken "
+            "from options; give adjoint_options as well ({} for the defaults)."
+        )
+    how = resolve(gradient or ("discrete" if method in RUNGE_KUTTA else "gq"))
+    told = {
+        "adjoint_rtol": adjoint_rtol if adjoint_rtol != rtol else None,
+        "adjoint_atol": adjoint_atol if adjoint_atol != atol else None,
+        "adjoint_method": adjoint_method if adjoint_method != method else None,
+        "adjoint_options": adjoint_options or None,
+    }
+    if isinstance(how, ContinuousAdjoint):
+        other_method = adjoint_method if adjoint_method != method else None
+        how = _with_settings(how, adjoint_rtol, adjoint_atol, other_method, adjoint_options, y0)
+    else:
+        _say_unused(how, [name for name, value in told.items() if value is not None])
+    callbacks = [name for name in _ADJOINT_CALLBACKS if hasattr(func, name)]
+    if callbacks:
+        _say_unused(how, callbacks)
+    params = None if adjoint_params is None else tuple(adjoint_params)
+    return _solve(func, y0, t, rtol, atol, method, options, event_fn, how, params)
+
+
+def odeint_event(func: Callable[..., Any], y0: State, t0: Tensor, *, event_fn: Callable[..., Any],
+                 reverse_time: bool = False, odeint_interface: Callable[..., Any] = odeint,
+                 **kwargs: Any) -> tuple[Tensor, State]:  # fmt: skip
+    """Solve until ``event_fn(t, y)`` changes sign; returns its time and the states at the start and there.
+
+    The time is differentiable in whatever it depends on (implicit function theorem), and so is the state.
+    """
+    start = torch.as_tensor(t0, dtype=_real(y0) if not isinstance(t0, Tensor) else None).reshape(())
+    towards = start.detach() + (-1.0 if reverse_time else 1.0)
+    event_t, solution = odeint_interface(func, y0, torch.stack([start, towards]), event_fn=event_fn, **kwargs)
+    return event_t, solution
+
+
+def odeint_dense(func: Callable[..., Any], y0: State, t0: Tensor | float, t1: Tensor | float, *, rtol: Any = 1e-7,
+                 atol: Any = 1e-9, method: str | None = None,
+                 options: dict[str, Any] | None = None) -> Callable[[Tensor], State]:  # fmt: skip
+    """The solution from ``t0`` to ``t1`` as a function of time, for any method and state.
+
+    >>> import torch
+    >>> from quadjoint.torchdiffeq import odeint_dense
+    >>> y = odeint_dense(lambda t, y: -y, torch.ones(()), torch.tensor(0.0), torch.tensor(2.0))
+    >>> round(float(y(torch.tensor(1.0))), 5)
+    0.36788
+    """
+    ends = [torch.as_tensor(x, dtype=torch.float64).detach().reshape(()) for x in (t0, t1)]
+    method = method or "dopri5"
+    t = torch.stack(ends)
+    how = "gq" if method == "scipy_solver" else "direct"
+    return ode.solve(
+        func, y0, t, rtol=_tolerance(rtol, y0), atol=_tolerance(atol, y0), method=method, gradient=how,
+        options=_options(method, options, t, None),
+    )  # fmt: skip
+
+
+def _solve(func: Callable[..., Any], y0: State, t: Tensor, rtol: Any, atol: Any, method: str,
+           options: dict[str, Any] | None, event_fn: Callable[..., Any] | None, how: Gradient,
+           params: tuple[Tensor, ...] | None) -> Any:  # fmt: skip
+    if isinstance(t, Tensor) and t.ndim != 1:
+        raise ValueError(f"t must be one dimensional; got shape {tuple(t.shape)}.")
+    return ode.odeint(
+        func, y0, t, rtol=_tolerance(rtol, y0), atol=_tolerance(atol, y0), method=method, event_fn=event_fn,
+        gradient=how, options=_options(method, options, t, event_fn), params=params,
+    )  # fmt: skip
+
+
+def _options(method: str, options: dict[str, Any] | None, t: Any, event_fn: Any) -> dict[str, Any]:
+    """torchdiffeq's options and defaults as quadjoint's.
+
+    What torchdiffeq ignores with a warning (an option of another method) is ignored with a warning; a name that no
+    method knows is refused further down.
+    """
+    options = dict(options or {})
+    if method not in methods.METHODS:
+        return options  # the solve will say what is wrong
+    anywhere = {*known_options("dopri5"), *known_options("implicit_adams"), "solver", "grid_points", "eps"}
+    if method == "scipy_solver":
+        return _without(method, options, anywhere - {"solver", "min_step", "max_step", "max_num_steps"})
+    options = _without(method, options, anywhere - known_options(method))
+    if method == "alf" or (method in RUNGE_KUTTA and RUNGE_KUTTA[method].adaptive):
+        # torchdiffeq counts the steps between two outputs.
+        intervals = max(1, len(t) - 1) if isinstance(t, Tensor) else 1
+        options["max_num_steps"] = options.get("max_num_steps", _NO_LIMIT) * intervals
+        return options
+    options.setdefault("interp", "linear")
+    if event_fn is not None and options.get("step_size") is None:
+        raise ValueError(f"event_fn with the fixed-step method {method!r} needs options['step_size'].")
+    return options
+
+
+def _without(method: str, options: dict[str, Any], foreign: set[str]) -> dict[str, Any]:
+    ignored = sorted(foreign & set(options))
+    if ignored:
+        warn_once(f"options {method} {ignored}", f"options {ignored} have no effect with method {method!r}.")
+    return {name: value for name, value in options.items() if name not in ignored}
+
+
+def _with_settings(how: ContinuousAdjoint, rtol: Any, atol: Any, method: str | None, options: dict[str, Any] | None,
+                   y0: State) -> ContinuousAdjoint:  # fmt: skip
+    """A gradient that solves backwards, with the settings that it leaves open taken from the ``adjoint_`` arguments."""
+    options = None if options is None else dict(options)
+    norm = None if options is None else options.pop("norm", None)
+    if norm == "seminorm":
+        if isinstance(how.integral, InState):
+            how = replace(how, integral=InState(seminorm=True), name="seminorm")
+    elif norm is not None:
+        if isinstance(how.integral, InState) and isinstance(how.trajectory, Backsolve):
+            assert options is not None
+            options["norm"] = _adjoint_norm(norm, Layout.of(y0))
+        else:
+            _say_unused(how, ["adjoint_options['norm']"])
+    return replace(
+        how,
+        rtol=rtol if how.rtol is None else how.rtol,
+        atol=atol if how.atol is None else how.atol,
+        method=method if how.method is None else how.method,
+        options=options or None if how.options is None else how.options,
+    )
+
+
+def _adjoint_norm(norm: Callable[..., Any], layout: Layout) -> Callable[..., Any]:
+    """A norm written for torchdiffeq's backward state (dL/dt, *y, *dL/dy, *dL/dparameters)."""
+
+    def wrapped(parts: tuple[Tensor, ...]) -> Any:
+        y, a, *params = parts
+        split = [part for x in (y, a) for part in ((x,) if layout.shapes is None else layout.unpack(x))]
+        return norm((y.new_zeros(()), *split, *params))
+
+    return wrapped
+
+
+def _say_unused(how: Gradient, names: list[str]) -> None:
+    if names:
+        warn_once(
+            f"odeint_adjoint {how.name} {names}",
+            f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect with gradient={how.name!r}, the "
+            "gradient that odeint_adjoint uses here. For a backward solve with these settings pass gradient='adjoint'.",
+        )
+
+
+def _tolerance(value: Any, y0: Any) -> Any:
+    """Sequences hold one tolerance per tensor of a tuple state, or per entry of a tensor state."""
+    return torch.as_tensor(value) if isinstance(value, list | tuple) and isinstance(y0, Tensor) else value
+
+
+def _real(y0: Any) -> torch.dtype:
+    first = y0 if isinstance(y0, Tensor) else y0[0]
+    return first.dtype.to_real()

@@ -73,6 +73,7 @@ class Problem:
     event_time: float | None = None
     plan: list[tuple[int, int]] = field(default_factory=list)
     first_h: float | None = None
+    on_done: Callable[[], Any] | None = None  # called when the forward solve is finished
 
     @property
     def times(self) -> list[float]:
@@ -99,12 +100,14 @@ class Problem:
         self.stats.forward_evaluations += self.f.evaluations - before
         self.stats.accepted_steps += out.accepted_steps
         self.stats.rejected_steps += out.rejected_steps
+        if self.on_done is not None:
+            self.on_done()
         return out.ys
 
     def again(self) -> Problem:
         """The same solve with the same steps and statistics of its own (for second derivatives)."""
         solver = self.solver if self.first_h is None else self.solver.starting_with(self.first_h)
-        return replace(self, solver=solver, stats=Stats(), dense=False, steps=[], hooks=Hooks())
+        return replace(self, solver=solver, stats=Stats(), dense=False, steps=[], hooks=Hooks(), on_done=None)
 
 
 def find_parameters(f: Callable[..., Any], dynamics: Dynamics, t0: float, y0: Tensor) -> tuple[Tensor, ...]:

@@ -21,8 +21,9 @@ from torch import Tensor
 from quadjoint.errors import nearest
 from quadjoint.gradient.base import Gradient, Gradients
 from quadjoint.gradient.checkpoints import Recorder, StepRecord, backwards
+from quadjoint.gradient.cost import Sizes, cheapest, predict
+from quadjoint.gradient.parallel import ParallelSweep, samples_are_independent, small_samples
 from quadjoint.gradient.parameters import CHUNK_ROWS, Products
-from quadjoint.gradient.parallel import ParallelSweep, samples_are_independent
 from quadjoint.integrate import SampleObserver
 from quadjoint.problem import Problem
 from quadjoint.steppers import RungeKuttaStep
@@ -70,9 +71,9 @@ class DiscreteAdjoint(Gradient):
             return _backward_with_clock(problem, memory, grad_ys)
         products = Products(problem)
         observations = Observations(problem, grad_ys)
-        mode = self.pick_mode(problem, grad_ys[0]) if self.mode == "auto" else self.mode
-        if mode == "parallel" and not samples_are_independent(problem, memory):
-            mode = "joint"
+        mode = self.pick_mode(problem) if self.mode == "auto" else self.mode
+        if mode == "parallel" and not samples_are_independent(problem, memory, asked=self.mode == "parallel"):
+            mode = self.pick_mode(problem)
         problem.stats.reason = problem.stats.reason or f"discrete, {mode}"
 
         def replay(record: StepRecord, y: Tensor) -> RungeKuttaStep:
@@ -85,14 +86,23 @@ class DiscreteAdjoint(Gradient):
             a = _sweep(problem, products, observations, steps, grad_ys, stacked=mode == "stacked")
         return Gradients(observations.initial(a), products.sums)
 
-    def pick_mode(self, problem: Problem, y: Tensor) -> str:
-        """Joint products for many rows; stacked for few; parallel where the state of a sample is small as well."""
-        rows = y.numel() // max(1, y.shape[-1]) if y.ndim else 1
-        if rows >= CHUNK_ROWS // 4:
-            return "joint"
-        if y.ndim and y.shape[-1] <= 8 and not problem.f.packed:
-            return "parallel"
-        return "stacked"
+    def pick_mode(self, problem: Problem) -> str:
+        """The mode with the least predicted cost."""
+        shape, params = problem.f.shape, problem.params
+        item = problem.f.dtype.itemsize
+        sizes = Sizes(
+            rows=max(1, shape[:-1].numel()) if len(shape) > 1 else 1,
+            features=shape[-1] if shape else 1,
+            state_bytes=shape.numel() * item,
+            parameters=sum(p.numel() for p in params),
+            parameter_bytes=sum(p.numel() * p.element_size() for p in params),
+            activation_bytes=0,
+            evaluations=problem.stats.forward_evaluations,
+            independent=small_samples(problem),
+        )
+        costs = predict(sizes)
+        del costs["direct"]
+        return cheapest(costs, math.inf)
 
 
 class Observations:

@@ -22,8 +22,25 @@ from quadjoint.problem import Problem
 _independent: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
 
 
-def samples_are_independent(problem: Problem, memory: Recorder) -> bool:
-    """Whether a random half of the batch leaves the other half's derivatives alone; asked once per function and shape."""
+MAX_FEATURES = 8
+
+
+def small_samples(problem: Problem) -> bool:
+    """Whether the state is a batch of small samples that are not known to influence each other."""
+    f, shape = problem.f, problem.f.shape
+    if not shape or f.packed or shape[-1] > MAX_FEATURES:
+        return False
+    try:
+        return _independent.get(f.f, {}).get(shape, True)
+    except TypeError:
+        return True
+
+
+def samples_are_independent(problem: Problem, memory: Recorder, asked: bool) -> bool:
+    """Whether a random half of the batch leaves the other half's derivatives alone; tried once per function and shape.
+
+    Says so in a warning if they do not and the user ``asked`` for the parallel mode.
+    """
     f, shape = problem.f, problem.f.shape
     samples = shape[:-1].numel() if len(shape) > 1 else 1
     if not shape or f.packed:
@@ -36,12 +53,12 @@ def samples_are_independent(problem: Problem, memory: Recorder) -> bool:
         known = {}
     if shape not in known:
         known[shape] = _probe(problem, memory, samples)
-        if not known[shape]:
-            warn_once(
-                f"coupled {id(f.f)}",
-                f"The samples of a batch influence each other in {type(f.f).__name__}; the parallel backward pass needs "
-                "independent samples, so products are computed stage by stage instead.",
-            )
+    if not known[shape] and asked:
+        warn_once(
+            f"coupled {id(f.f)}",
+            f"The samples of a batch influence each other in {type(f.f).__name__}; the parallel backward pass needs "
+            "independent samples, so products are computed stage by stage instead.",
+        )
     return known[shape]
 
 

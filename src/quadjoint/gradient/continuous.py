@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from quadjoint.control import GridControl
-from quadjoint.dynamics import Dynamics
+from quadjoint.dynamics import Dynamics, Time
 from quadjoint.errors import SolveError
 from quadjoint.gradient.base import Gradient, Gradients
 from quadjoint.gradient.integrals import InState, Quadrature, QuadratureSum
@@ -97,6 +98,16 @@ def GaussLegendre(nodes: NodePolicy | None = None, trajectory: Stored | Backsolv
     return ContinuousAdjoint(trajectory or Stored(), integral, normalise, rtol, atol, method, options, name)
 
 
+class _BackwardDynamics(Dynamics):
+    """Remembers the side of a discontinuity on which it is asked, so that f is asked there in its own times."""
+
+    side = 0
+
+    def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:
+        self.side = nudge
+        return super().__call__(t, y)
+
+
 class _Sweep:
     """One backward solve: its state, its dynamics, its jumps."""
 
@@ -111,6 +122,7 @@ class _Sweep:
             parts += [p.shape for p in problem.params]
         self.layout = Layout(tuple(parts))
         self.a_index = 0 if self.dense is not None else 1
+        self.dynamics: _BackwardDynamics | None = None
 
     def split(self, t: float, state: Tensor) -> tuple[Tensor, Tensor]:
         """(z, a) from the state of the backward solve."""
@@ -122,7 +134,7 @@ class _Sweep:
         now = float(t)
         a = parts[self.a_index]
         z = self.dense(now) if self.dense is not None else parts[0]
-        nudge = self.nudge(now)
+        nudge = 0 if self.dynamics is None else self.dynamics.side
         if not self.in_state:
             flow, product = self.products.value_and_state(now, z, a, nudge)
             return (-product,) if self.dense is not None else (flow, -product)
@@ -131,20 +143,15 @@ class _Sweep:
         head = (out.detach(),) if self.dense is None else ()
         return (*head, *(-g for g in found))
 
-    def nudge(self, t: float) -> int:
-        """With times per sample, evaluate on the side of a clock change that the sweep is on."""
-        return self.side if self.problem.f.time_map is not None and t == round(t) else 0
-
-    side = 0
-
     def _all_products(self, out: Tensor, point: Tensor, a: Tensor) -> list[Tensor]:
         inputs = (point, *self.problem.params)
         self.products.stats.vjp_state += 1
         self.products.stats.vjp_params += 1
         if not out.requires_grad:
-            return [torch.zeros_like(x) for x in inputs]
+            return [torch.zeros_like(x, dtype=a.dtype) for x in inputs]
         found = torch.autograd.grad(out, inputs, a, allow_unused=True)
-        return [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
+        # Real parameters of a complex state, or of another precision, are carried in the dtype of the state.
+        return [(torch.zeros_like(x) if g is None else g).to(a.dtype) for g, x in zip(found, inputs, strict=True)]
 
     def jump(self, k: int) -> Callable[[Tensor], Tensor]:
         """Apply observation k: add its gradient, and put a backsolved z back on the forward solution."""
@@ -166,7 +173,7 @@ class _Sweep:
         for i, p in enumerate(problem.params if self.in_state else ()):
             zeros[self.a_index + 1 + i] = torch.zeros_like(p, dtype=first.dtype)
         state = self.layout.pack(tuple(zeros))
-        dynamics = Dynamics(self.rate, state, self.layout)
+        self.dynamics = dynamics = _BackwardDynamics(self.rate, state, self.layout)
         dynamics.time_dtype = torch.float64 if first.device.type != "mps" else torch.float32
         solver = self._solver(times, state)
         total = None
@@ -183,7 +190,8 @@ class _Sweep:
             total.finish()
         parts = self.layout.unpack(out.ys[-1])
         if self.in_state:
-            self.products.add([g.to(p.dtype) for g, p in zip(parts[self.a_index + 1 :], problem.params, strict=True)])
+            carried = zip(parts[self.a_index + 1 :], problem.params, strict=True)
+            self.products.add([(g if p.is_complex() else g.real).to(p.dtype) for g, p in carried])
         return parts[self.a_index] + self.grads[0]
 
     def _solver(self, times: list[float], state: Tensor) -> Solver:
@@ -197,21 +205,31 @@ class _Sweep:
         options.setdefault("norm", self.norm)
         span = torch.tensor([times[-1], times[0]], dtype=torch.float64)
         if forward.grid is not None and how.method is None and "step_size" not in options:
-            # The steps of the forward solve, backwards; observations between grid points are landed on as well.
-            grid = sorted({*forward.grid, *times}, reverse=times[-1] > times[0])
-            return Solver(method, forward.stepper, lambda: GridControl(grid), forward.settings, grid)
+            grid = self._backward_grid(forward.grid, times)
+            perturb = forward.make_control().perturb or self.problem.f.time_map is not None
+            control = partial(GridControl, grid, None, perturb)
+            return Solver(method, forward.stepper, control, forward.settings, grid)
         if how.method is None and how.options is None and forward.grid is None and method != "scipy_solver":
-            kept = {
-                n: getattr(forward.settings, n) for n in ("safety", "ifactor", "dfactor", "controller", "max_num_steps")
-            }
-            options.update(kept)
-            if forward.settings.jump_t:
-                options["jump_t"] = [s for s in forward.settings.jump_t if s not in times]
+            kept = ("safety", "ifactor", "dfactor", "min_step", "max_step", "controller", "max_num_steps")
+            options.update({n: getattr(forward.settings, n) for n in kept})
+            # With times per sample, the clock rates of the samples change at every observation.
+            changes = times[1:-1] if self.problem.f.time_map is not None else ()
+            options["jump_t"] = [*{*forward.settings.jump_t, *changes}]
             options["first_step"] = self._last_forward_step(times)
         solver = make_solver(method, options, rtol, atol, self.layout, span, span.tolist(), state, self.rate)
         if method == "scipy_solver":
             solver.stepper = forward.stepper
         return solver
+
+    def _backward_grid(self, grid: list[float], times: list[float]) -> list[float]:
+        """The steps of the forward solve, backwards; observations between grid points are landed on as well."""
+        sign = math.copysign(1.0, times[-1] - times[0])
+        if self.problem.event is not None:  # the forward solve went on with its first step size up to the event
+            grid = list(grid)
+            while sign * grid[-1] < sign * times[-1]:
+                grid.append(grid[-1] + (grid[1] - grid[0]))
+        taken = {s for s in (*grid, *times) if sign * s <= sign * times[-1]}
+        return sorted(taken, reverse=sign > 0)
 
     def _last_forward_step(self, times: list[float]) -> float:
         """The backward solve starts with a step like the forward solve's average one: no search is needed."""

@@ -50,7 +50,7 @@ def grid(choice: Choice) -> list[Config]:
     base = Config(epochs=30 if quick else 100, device=choice.device)
     runs = [_at(base, method, width, seed) for width in widths for seed in seeds for method in methods]
     if quick and choice.widths is None:  # the paper's size, for the clock alone
-        long = replace(base, epochs=1, points=400, study="time")
+        long = replace(base, epochs=1, points=600, study="time")
         runs += [_at(long, method, 1500, seed) for seed in seeds[:1] for method in methods]
     if "gq-paper" in methods:
         width = (100 if quick else 1500) if choice.widths is None else max(widths)

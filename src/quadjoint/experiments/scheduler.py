@@ -111,7 +111,7 @@ class _Worker:
         lifeline, self.lifeline = context.Pipe(duplex=False)
         self.job: Job | None = None
         self.process: BaseProcess = context.Process(target=_serve, args=(theirs, lifeline, out, data), daemon=True)
-        with _environment(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1"):
+        with _environment(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR"):
             self.process.start()
         theirs.close()
         lifeline.close()

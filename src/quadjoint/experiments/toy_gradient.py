@@ -96,4 +96,4 @@ def solve(config: Config, end: float) -> tuple[dict[str, float], Any]:
     solution = qj.solve(f, z0, t, method=how.method, rtol=config.rtol, atol=config.atol, gradient=how.gradient)
     loss = (solution.ys[-1] ** 2).sum()
     in_z0, in_a, in_t = torch.autograd.grad(loss, (z0, f.a, t))
-    return {"loss": float(loss), "z0": float(in_z0), "a": float(in_a), "T": float(in_t[1])}, solution.stats
+    return {"loss": float(loss.detach()), "z0": float(in_z0), "a": float(in_a), "T": float(in_t[1])}, solution.stats

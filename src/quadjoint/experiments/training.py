@@ -184,6 +184,8 @@ def train(task: Task, context: Context) -> dict[str, Any]:
     saved = load(context.checkpoint) if context.checkpoint else None
     if saved is not None:
         state.restore(saved)
+    if state.epoch < task.epochs:
+        _warm_up(task, model)
     checkpoint = _Checkpoint(context.checkpoint if context.team.leads else None)
     step = context.team.objective(model, task.loss)
     while state.epoch < task.epochs:
@@ -196,6 +198,12 @@ def train(task: Task, context: Context) -> dict[str, Any]:
         context.progress(Progress(state.epoch, task.epochs, loss, seconds))
         checkpoint.save(state)
     return _result(task, state)
+
+
+def _warm_up(task: Task, model: nn.Module) -> None:
+    """One gradient of a copy, so that what is done once in a process does not count as training time."""
+    generator = torch.Generator().manual_seed(task.seed)
+    gradient(copy.deepcopy(model).train(), task.loss, next(iter(task.batches(generator))))
 
 
 def _epoch(task: Task, state: _State, step: Any, team: Team) -> tuple[float, float]:
@@ -222,6 +230,7 @@ def _epoch(task: Task, state: _State, step: Any, team: Team) -> tuple[float, flo
 
 def _result(task: Task, state: _State) -> dict[str, Any]:
     gradients = max(state.gradients, 1)
+    seconds = _median(state.curves.get("seconds", []))
     return {
         "parameters": sum(p.numel() for p in state.model.parameters()),
         "epochs": state.epoch,
@@ -230,7 +239,8 @@ def _result(task: Task, state: _State) -> dict[str, Any]:
         "per_gradient": {name: total / gradients for name, total in state.counts.items()},
         "gradient": state.gradient,
         "final": {name: values[-1] for name, values in state.curves.items() if values},
-        "seconds_per_epoch": _median(state.curves.get("seconds", [])),
+        "seconds_per_epoch": seconds,
+        "seconds_per_gradient": seconds * state.epoch / gradients,
         **_last_gradient(task, state),
     }
 

@@ -1,0 +1,226 @@
+"""The figures, drawn from the JSON lines alone: means and standard deviations over seeds.
+
+Each figure of the paper has its function here. A function takes the records of its experiment and returns a
+figure, or None if there is nothing to draw.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from quadjoint.experiments import store
+from quadjoint.experiments.errors import Refusal
+
+Record = dict[str, Any]
+Records = list[Record]
+Drawer = Callable[[Records], Figure | None]
+
+# Colours that stay apart for colour-blind readers (Okabe and Ito), and a marker for each as well.
+STYLES: dict[str, dict[str, Any]] = {
+    "direct": {"color": "#000000", "marker": "o", "linestyle": ":"},
+    "adjoint": {"color": "#CC79A7", "marker": "s"},
+    "seminorm": {"color": "#E69F00", "marker": "^"},
+    "gq-paper": {"color": "#56B4E9", "marker": "v"},
+    "gq": {"color": "#0072B2", "marker": "D"},
+    "discrete": {"color": "#009E73", "marker": "P"},
+    "auto": {"color": "#D55E00", "marker": "x", "linestyle": "--"},
+    "aca": {"color": "#999999", "marker": "<"},
+    "mali": {"color": "#8B6914", "marker": ">"},
+    "torchsde-direct": {"color": "#555555", "marker": "o", "linestyle": "-."},
+    "torchsde-adjoint": {"color": "#AA3377", "marker": "s", "linestyle": "-."},
+}
+
+
+def style(method: str) -> dict[str, Any]:
+    return {"markersize": 4, "linewidth": 1.3, **STYLES.get(method, {"marker": "."})}
+
+
+def ordered(methods: Iterable[str]) -> list[str]:
+    """Methods in the order of the legend, unknown ones last."""
+    known = list(STYLES)
+    return sorted(set(methods), key=lambda m: (known.index(m) if m in known else len(known), m))
+
+
+def mean_and_deviation(values: Sequence[float | None]) -> tuple[float, float]:
+    """Over the seeds; the deviation of a single value is zero.
+
+    >>> mean_and_deviation([1.0, 3.0])
+    (2.0, 1.0)
+    """
+    numbers = [v for v in values if isinstance(v, int | float)]
+    if not numbers:
+        return math.nan, 0.0
+    return statistics.fmean(numbers), statistics.pstdev(numbers)
+
+
+def by(records: Records, *fields: str) -> dict[tuple[Any, ...], Records]:
+    """Records grouped by fields of their configuration, in order."""
+    groups: dict[tuple[Any, ...], Records] = defaultdict(list)
+    for record in records:
+        groups[tuple(record["config"].get(name) for name in fields)].append(record)
+    return dict(sorted(groups.items(), key=lambda item: tuple(map(str, item[0]))))
+
+
+def of_study(records: Records, *studies: str) -> Records:
+    return [r for r in records if r["config"].get("study") in studies]
+
+
+def value(record: Record, *path: str) -> float | None:
+    """A number deep in the result, or None where it is missing."""
+    node: Any = record["result"]
+    for name in path:
+        node = node.get(name) if isinstance(node, dict) else None
+    return node if isinstance(node, int | float) and not isinstance(node, bool) else None
+
+
+def canvas(rows: int, columns: int, *, width: float = 4.4, height: float = 3.2) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    axes = [figure.add_subplot(rows, columns, i + 1) for i in range(rows * columns)]
+    for ax in axes:
+        ax.grid(True, alpha=0.3)
+    return figure, axes
+
+
+def label(ax: Axes, x: str, y: str, *, title: str = "", log: str = "") -> None:
+    ax.set(xlabel=x, ylabel=y, title=title)
+    if "x" in log:
+        ax.set_xscale("log")
+    if "y" in log:
+        ax.set_yscale("log")
+
+
+def legend(figure: Figure, axes: list[Axes]) -> None:
+    handles: dict[str, Any] = {}
+    for ax in axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    if handles:
+        order = ordered(handles)
+        columns = min(len(order), 6)
+        figure.legend([handles[m] for m in order], order, loc="outside lower center", ncols=columns, frameon=False)
+
+
+def against_width(ax: Axes, records: Records, *path: str) -> None:
+    """Mean and deviation of a number of the result against width, one line per method."""
+    for method in ordered(r["config"]["method"] for r in records):
+        mine = [r for r in records if r["config"]["method"] == method]
+        points = []
+        for width in sorted({r["config"]["width"] for r in mine}):
+            numbers = [value(r, *path) for r in mine if r["config"]["width"] == width]
+            if any(n is not None for n in numbers):
+                points.append((width, *mean_and_deviation(numbers)))
+        if points:
+            x, y, deviation = zip(*points, strict=True)
+            ax.errorbar(x, y, yerr=deviation, label=method, capsize=2, **style(method))
+
+
+def curves(ax: Axes, records: Records, name: str, *, clock: bool) -> None:
+    """Mean curve over seeds against epochs or against the seconds of training so far."""
+    for method in ordered(r["config"]["method"] for r in records):
+        mine = [r["result"].get("curves", {}) for r in records if r["config"]["method"] == method]
+        mine = [c for c in mine if c.get(name) and c.get("seconds")]
+        if not mine:
+            continue
+        length = min(len(c[name]) for c in mine)
+        y = [mean_and_deviation([c[name][i] for c in mine])[0] for i in range(length)]
+        seconds = [mean_and_deviation([c["seconds"][i] for c in mine])[0] for i in range(length)]
+        x = _running_sum(seconds) if clock else list(range(1, length + 1))
+        look = style(method) | {"marker": STYLES.get(method, {}).get("marker", "."), "markevery": max(1, length // 8)}
+        ax.plot(x, y, label=method, **look)
+
+
+def _running_sum(values: Iterable[float]) -> list[float]:
+    total, sums = 0.0, []
+    for number in values:
+        total += number
+        sums.append(total)
+    return sums
+
+
+def training_figure(records: Records, metric: str, metric_name: str, loss: str, *, log_metric: bool) -> Figure | None:
+    """The paper's four panels: time and metric against width, loss against epoch and clock at the largest width."""
+    timed = of_study(records, "widths", "time")
+    trained = of_study(records, "widths")
+    if not timed:
+        return None
+    figure, axes = canvas(2, 2)
+    against_width(axes[0], timed, "seconds_per_gradient")
+    label(axes[0], "width", "seconds per training step", title="Time", log="xy")
+    against_width(axes[1], trained, "final", metric)
+    label(axes[1], "width", metric_name, title="After training", log="xy" if log_metric else "x")
+    if trained:
+        width = max(r["config"]["width"] for r in trained)
+        largest = [r for r in trained if r["config"]["width"] == width]
+        curves(axes[2], largest, loss, clock=False)
+        curves(axes[3], largest, loss, clock=True)
+        label(axes[2], "epoch", "test loss", title=f"Width {width}", log="y")
+        label(axes[3], "seconds of training", "test loss", title=f"Width {width}", log="xy")
+    legend(figure, axes)
+    return figure
+
+
+def cost_figure(records: Records) -> Figure | None:
+    """What one gradient costs and how wrong it is: evaluations, memory, error against width."""
+    timed = of_study(records, "widths", "time")
+    if not timed:
+        return None
+    figure, axes = canvas(1, 3, width=3.8)
+    against_width(axes[0], timed, "per_gradient", "backward_evaluations")
+    label(axes[0], "width", "evaluations in the backward pass", log="xy")
+    against_width(axes[1], timed, "peak_memory")
+    label(axes[1], "width", "peak bytes of one gradient", log="xy")
+    against_width(axes[2], timed, "gradient_error")
+    label(axes[2], "width", "relative error of the gradient", log="xy")
+    legend(figure, axes)
+    return figure
+
+
+def draw_all(out: Path, say: Callable[[str], object]) -> list[Path]:
+    """Draw every figure that the results in ``out`` allow into ``out/figures``; returns their paths."""
+    results = store.read(out)
+    for problem in results.problems:
+        say(problem)
+    if not results.records:
+        raise Refusal(f"there are no results in {out}; run quadjoint reproduce first")
+    folder = out / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, figure in all_figures(results, say):
+        path = folder / f"{name}.svg"
+        path.write_bytes(as_svg(figure))
+        paths.append(path)
+    return paths
+
+
+def all_figures(results: store.Results, say: Callable[[str], object]) -> Iterator[tuple[str, Figure]]:
+    """Every figure that can be drawn, with its name; what cannot is said and left out."""
+    from quadjoint.experiments.figures import FIGURES
+
+    for experiment, figures in FIGURES.items():
+        records = results.of(experiment)
+        for name, draw in figures.items():
+            try:
+                figure = draw(records) if records else None
+            except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+                say(f"figure {name} left out: a record of {experiment} is not as expected ({error!r})")
+                continue
+            if figure is not None:
+                yield name, figure
+
+
+def as_svg(figure: Figure) -> bytes:
+    """The figure as SVG, byte for byte the same for the same results."""
+    buffer = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "quadjoint"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from quadjoint.problem import Problem
 
 @dataclass(frozen=True)
 class Reversible(Gradient):
-    """MALI (Zhuang et al. 2021): with ``method="alf"`` states are reconstructed, not stored; the gradient is the exact one.
+    """MALI (Zhuang et al. 2021), with ``method="alf"``: states are reconstructed, not stored; the gradient is exact.
 
     Steps end on the observations, so that only the final (z, v) and the step sizes are kept.
     """
@@ -25,13 +26,14 @@ class Reversible(Gradient):
     def apply(self, problem: Problem, y0: Tensor) -> Tensor:
         if problem.solver.method != "alf":
             raise ValueError(
-                f"gradient='reversible' needs method='alf', the one with an inverse; got method={problem.solver.method!r}."
+                "gradient='reversible' needs method='alf', the one with an inverse; "
+                f"got method={problem.solver.method!r}."
             )
         if problem.event is not None:
             raise ValueError("gradient='reversible' does not support events; use gradient='direct'.")
         if problem.solver.grid is None:
             # Land on every observation: interpolated ones would need states inside steps.
-            problem.solver = problem.solver.with_settings(step_t=tuple(problem.times))
+            problem.solver = problem.solver.with_settings(step_t=(*problem.solver.settings.step_t, *problem.times))
         elif not set(problem.times) <= set(problem.solver.grid):
             raise ValueError(
                 "gradient='reversible' with options['step_size'] needs every observation time on the grid."
@@ -40,25 +42,29 @@ class Reversible(Gradient):
 
     def forward(self, problem: Problem, y0: Tensor) -> tuple[Tensor, Any]:
         steps: list[tuple[float, float]] = []
-        last: list[Any] = []
+        last: list[Any] = [None, None]
+        restarts: dict[int, Tensor] = {}  # v before a discontinuity, after which it starts anew
 
         def record(step: Any) -> None:
+            if steps and step.f0 is not last[1]:
+                restarts[len(steps)] = last[1]
             steps.append((step.t0, step.t1))
             last[:] = [step.y1, step.carry]
 
         ys = problem.run(y0, accepted=record)
-        return ys, (steps, last)
+        return ys, (steps, last, restarts)
 
     def backward(self, problem: Problem, memory: Any, grad_ys: Tensor) -> Gradients:
-        steps, last = memory
+        steps, (y, v), restarts = memory
         products, stepper = Products(problem), problem.solver.stepper
         if not steps:
             return Gradients(grad_ys.sum(0), products.sums)
-        y, v = last
         at = {t: k for k, t in enumerate(problem.times)}
         eta = stepper.eta
         a, a_v = torch.zeros_like(y), torch.zeros_like(y)
-        for t0, t1 in reversed(steps):
+        jumps = set(problem.solver.settings.jump_t)
+        for index in range(len(steps) - 1, -1, -1):
+            t0, t1 = steps[index]
             h = t1 - t0
             if t1 in at:
                 a = a + grad_ys[at[t1]]
@@ -71,5 +77,8 @@ class Reversible(Gradient):
             y = middle - v * (0.5 * h)
             a = a + found
             a_v = (1.0 - 2.0 * eta) * a_v + a * (0.5 * h)
-        out, point = products.record(steps[0][0], y)
-        return Gradients(a + products.transpose(out, point, a_v) + grad_ys[0], products.sums)
+            if index == 0 or index in restarts:  # v was f(t0, y) here
+                out, point = products.record(t0, y, int(math.copysign(1.0, h)) if t0 in jumps else 0)
+                a = a + products.transpose(out, point, a_v)
+                v, a_v = restarts.get(index, v), torch.zeros_like(y)
+        return Gradients(a + grad_ys[0], products.sums)

@@ -35,6 +35,9 @@ class StepSettings:
 
     def error_ratio(self, step: Step) -> float:
         """Size of the error estimate in units of the tolerance; the one host synchronisation of a step."""
+        ratio = getattr(step, "ratio", None)
+        if ratio is not None:  # computed with the step
+            return float(ratio)
         with torch.no_grad():
             error = step.error
             assert error is not None

@@ -34,6 +34,12 @@ class Dynamics:
         self.needs_grad = False
         self.stackable: bool | None = None  # whether vmap works; None until tried
 
+    def for_tracing(self) -> Dynamics:
+        """A copy for compiled graphs that outlive the solve."""
+        copy = object.__new__(Dynamics)
+        copy.__dict__.update(self.__dict__)
+        return copy
+
     def time(self, t: Time, nudge: int = 0) -> Tensor:
         """``t`` as the tensor that ``f`` receives, moved by one unit in the last place for ``nudge`` of -1 or 1."""
         if not isinstance(t, Tensor):

@@ -47,6 +47,11 @@ class Solver:
     def order(self) -> int:
         return int(self.stepper.order)
 
+    @property
+    def eager(self) -> Any:
+        """The stepper for other dynamics than the forward solve's, which may be compiled."""
+        return getattr(self.stepper, "eager", self.stepper)
+
     def starting_with(self, h: float) -> Solver:
         """The same adaptive solver with its first step size given."""
         return self.with_settings(first_step=h)

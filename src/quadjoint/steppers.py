@@ -80,7 +80,7 @@ class RungeKuttaStep:
     def next_index(self) -> int | None:
         """Index of the stage that is the first stage of the next step, if it has been evaluated."""
         s = self.method.tableau.stages
-        if self.method.tableau.fsal:
+        if self.method.fsal:
             return s - 1
         return s if self.method.tableau.first_extra_is_next and len(self.ks) > s else None
 
@@ -132,9 +132,13 @@ class RungeKuttaStep:
         powers = torch.stack([theta**d for d in range(1, dense.shape[1] + 1)], dim=-1)
         return self.blend((powers @ dense.T * (t1 - t0)).to(self.y0.dtype))
 
+    def stacked(self) -> Tensor:
+        """All stages as one tensor, shape (stages, *state)."""
+        return torch.stack(self.ks)
+
     def blend(self, weights: Tensor) -> Tensor:
         """y0 + weights @ stages for a matrix of weights, shape (m, stages)."""
-        k = torch.stack(self.ks).reshape(len(self.ks), -1)
+        k = self.stacked().reshape(len(self.ks), -1)
         return (weights @ k).reshape(-1, *self.y0.shape) + self.y0
 
     def scatter(self, rows: Tensor, times: np.ndarray) -> Tensor:
@@ -142,7 +146,7 @@ class RungeKuttaStep:
         self.complete()
         weights = self.method.tableau.dense_weights(self.theta(times)) * (self.t1 - self.t0)  # type: ignore[arg-type]
         w = torch.as_tensor(weights, dtype=self.y0.dtype, device=self.y0.device)
-        k = torch.stack(self.ks)[:, rows].flatten(2)  # (stages, m, features)
+        k = self.stacked()[:, rows].flatten(2)  # (stages, m, features)
         out = torch.einsum("ms,smd->md", w, k).reshape(len(rows), *self.y0.shape[1:])
         return out + self.y0[rows]
 

@@ -23,16 +23,15 @@ class StepRecord:
     shared: bool  # the first stage is the last of the step before
     nudge: tuple[int, int]
     inputs: list[Tensor] | None  # the stage inputs Y_i
-
-    def dropped(self) -> StepRecord:
-        return StepRecord(self.index, self.t0, self.t1, self.stages, self.shared, self.nudge, None)
+    first: Tensor | None = None  # the first stage, kept for steps that a compiled graph takes again
 
 
 class Recorder:
     """Records the accepted steps of a forward solve.
 
-    ``keep`` is "stages" (every stage input), or "states" (the state at the start of every step). With ``max_states``
-    only every n-th state is kept, n doubling whenever there are too many.
+    ``keep`` is "stages" (every stage input), "states" (the state at the start of every step), or "first" (that and the
+    first stage, for compiled steps). With ``max_states`` only every n-th state is kept, n doubling whenever there are
+    too many.
     """
 
     def __init__(self, keep: str, max_states: int | None) -> None:
@@ -52,7 +51,8 @@ class Recorder:
         # After a rejected step the first stage is reused as well; it is not a stage of the step before then.
         shared = step.first_shared and self.carries
         self.carries = step.carry is not None
-        self.records.append(StepRecord(index, step.t0, step.t1, len(step.ks), shared, step.nudge, inputs))
+        first = step.ks[0] if self.keep == "first" else None
+        self.records.append(StepRecord(index, step.t0, step.t1, len(step.ks), shared, step.nudge, inputs, first))
         if inputs is None and index % self.stride == 0:
             self.states[index] = step.y0
             if self.max_states is not None and len(self.states) > self.max_states:

@@ -208,7 +208,7 @@ class _Sweep:
             grid = self._backward_grid(forward.grid, times)
             perturb = forward.make_control().perturb or self.problem.f.time_map is not None
             control = partial(GridControl, grid, None, perturb)
-            return Solver(method, forward.stepper, control, forward.settings, grid)
+            return Solver(method, forward.eager, control, forward.settings, grid)
         if how.method is None and how.options is None and forward.grid is None and method != "scipy_solver":
             kept = ("safety", "ifactor", "dfactor", "min_step", "max_step", "controller", "max_num_steps")
             options.update({n: getattr(forward.settings, n) for n in kept})

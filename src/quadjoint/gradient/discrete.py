@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quadjoint.compiled import CompiledRungeKutta
 from quadjoint.errors import nearest
 from quadjoint.gradient.base import Gradient, Gradients
 from quadjoint.gradient.checkpoints import Recorder, StepRecord, backwards
@@ -63,7 +64,10 @@ class DiscreteAdjoint(Gradient):
                 f"gradient='discrete' transposes Runge-Kutta steps, which method {problem.solver.method!r} does not take; "
                 "use gradient='direct', 'gq' or 'adjoint'."
             )
-        recorder = Recorder(self.keep, self.max_states)
+        keep = self.keep
+        if isinstance(problem.solver.stepper, CompiledRungeKutta):
+            keep = "first" if self.max_states is None else "states"
+        recorder = Recorder(keep, self.max_states)
         return problem.run(y0, accepted=recorder), recorder
 
     def backward(self, problem: Problem, memory: Recorder, grad_ys: Tensor) -> Gradients:
@@ -71,6 +75,10 @@ class DiscreteAdjoint(Gradient):
             return _backward_with_clock(problem, memory, grad_ys)
         products = Products(problem)
         observations = Observations(problem, grad_ys)
+        if memory.keep == "first" and all(r.stages == problem.solver.stepper.stages for r in memory.records):
+            problem.stats.reason = problem.stats.reason or "discrete, compiled"
+            a = _compiled_sweep(problem, products, observations, memory, grad_ys)
+            return Gradients(observations.initial(a), products.sums)
         mode = self.pick_mode(problem) if self.mode == "auto" else self.mode
         if mode == "parallel" and not samples_are_independent(problem, memory, asked=self.mode == "parallel"):
             mode = self.pick_mode(problem)
@@ -203,10 +211,46 @@ def gather(
     h = record.t1 - record.t0
     for j, w in method.weights:
         torch.mul(a, w * h, out=lam[j])
+    extra = spread(method, observations, record, lam, carried)
+    return lam, a if extra is None else a + extra
+
+
+def spread(
+    method: Any, observations: Observations, record: StepRecord, lam: Tensor, carried: Tensor | None
+) -> Tensor | None:
+    """Add to dL/dk what comes from the next step and from observations inside; returns the latter's part in dL/dy0."""
     if carried is not None:
         lam[method.stages if not method.fsal else method.stages - 1].add_(carried)
-    extra = observations.inside(record, lam)
-    return lam, a if extra is None else a + extra
+    return observations.inside(record, lam)
+
+
+def _compiled_sweep(
+    problem: Problem, products: Products, observations: Observations, memory: Recorder, grad_ys: Tensor
+) -> Tensor:
+    """Transpose the steps by taking each again in its compiled graph, whose backward pass is compiled as well."""
+    stepper, f, params = problem.solver.stepper, problem.f, problem.params
+    a = torch.zeros(f.shape, dtype=grad_ys.dtype, device=grad_ys.device)
+    carried: Tensor | None = None
+    for record in reversed(memory.records):
+        end = observations.at_end(record)
+        a = a if end is None else a + end
+        lam = torch.zeros(record.stages, *a.shape, dtype=a.dtype, device=a.device)
+        extra = spread(stepper, observations, record, lam, carried)
+        assert record.first is not None
+        with torch.enable_grad():
+            y = memory.states[record.index].detach().requires_grad_()
+            k = record.first.detach().requires_grad_()
+            y1, stages, _ = stepper.call(f, record.t0, record.t1, y, k)
+        found, first, *gradients = torch.autograd.grad((y1, stages), (y, k, *params), (a, lam), allow_unused=True)
+        problem.stats.backward_evaluations += record.stages - 1
+        problem.stats.vjp_state += record.stages - 1
+        problem.stats.vjp_params += record.stages - 1
+        products.add(gradients)
+        a = found if extra is None else found + extra
+        carried = first if record.shared else None
+        if not record.shared:
+            a = a + products.joint(record.t0, y, first)
+    return a
 
 
 def _live(method: Any, record: StepRecord, observations: Observations, carried: bool) -> list[bool]:
@@ -251,7 +295,9 @@ class _Queue:
 def _replay(problem: Problem, record: StepRecord, y: Tensor) -> RungeKuttaStep:
     """Take a step of the forward pass again, with the stages that it had."""
     before = problem.f.evaluations
-    step: RungeKuttaStep = problem.solver.stepper.step(problem.f, record.t0, record.t1, y, None, record.nudge)
+    stepper = problem.solver.stepper
+    eager = stepper.eager if isinstance(stepper, CompiledRungeKutta) else stepper
+    step: RungeKuttaStep = eager.step(problem.f, record.t0, record.t1, y, None, record.nudge)
     if record.stages > len(step.ks):
         step.complete()
     problem.stats.backward_evaluations += problem.f.evaluations - before

@@ -32,7 +32,7 @@ class PolynomialStep:
         step.complete()
         dense = step.method.tableau.dense * (step.t1 - step.t0)
         weights = torch.as_tensor(dense.T.copy(), dtype=step.y0.dtype, device=step.y0.device)
-        stages = torch.stack(step.ks).reshape(len(step.ks), -1)
+        stages = step.stacked().reshape(len(step.ks), -1)
         self.coefficients = weights @ stages  # (degree, numbers)
         self.t0, self.t1, self.y0, self.y1 = step.t0, step.t1, step.y0, step.y1
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quadjoint.errors import warn_once
 from quadjoint.state import Layout
 
 Time = float | Tensor
@@ -125,3 +126,25 @@ class Dynamics:
         raise TypeError(
             f"f returned dtype {out.dtype}, but the state has {y.dtype}. Cast y0 or the function so that both agree."
         )
+
+
+def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
+    """f at a stack of (t, y) as one evaluation, or as a loop where f cannot be vectorised (said once)."""
+    ts = torch.as_tensor(times, dtype=f.time_dtype, device=ys.device)
+    if len(ys) > 1 and f.stackable is not False:
+        try:
+            out = torch.func.vmap(f.raw)(ts, ys)
+            f.stackable = True
+            f.evaluations += len(ys)
+            return out.to(ys.dtype)
+        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+            if f.stackable:
+                raise
+            f.stackable = False
+            reason = str(error).splitlines()[0]
+            warn_once(
+                f"vmap {type(f.f).__name__} {id(type(f.f))}",
+                f"The dynamics {type(f.f).__name__} cannot be evaluated as a stack ({reason}); "
+                "their products are computed one after another, which is slower.",
+            )
+    return torch.stack([f(t, y) for t, y in zip(ts.unbind(), ys.unbind(), strict=True)])

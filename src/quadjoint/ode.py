@@ -17,7 +17,16 @@ from quadjoint.interpolation import DenseOutput
 from quadjoint.methods import make_solver
 from quadjoint.problem import Problem, Stats, find_parameters
 from quadjoint.state import Layout, State
-from quadjoint.times import check_times, event_time, fill_padding, fractions, linear_map, piecewise_map, shift
+from quadjoint.times import (
+    check_times,
+    event_time,
+    fill_padding,
+    fractions,
+    linear_map,
+    piecewise_map,
+    sample_options,
+    shift,
+)  # fmt: skip
 
 Dynamical = Callable[..., Any]
 
@@ -139,6 +148,8 @@ def _solve(f: Dynamical, y0: State, t: Tensor, method: str, rtol: Any, atol: Any
         t = fill_padding(t)
     rtol, atol = _check_tolerance("rtol", rtol, layout, y), _check_tolerance("atol", atol, layout, y)
     dynamics, observe, solver_t = _arrange(f, y, t, values, layout, how)
+    if per_sample:
+        options = sample_options(method, options, t, how.sample_times)
     times = solver_t.detach().to("cpu", torch.float64).tolist()
     solver = make_solver(method, options, rtol, atol, layout, solver_t, times, y, f)
     if event_fn is not None and len(times) != 2:
@@ -171,7 +182,7 @@ def _arrange(f: Dynamical, y: Tensor, t: Tensor, values: Any, layout: Layout, ho
     if how.sample_times == "interpolate":
         s = fractions(values)
         dynamics = Dynamics(f, y, layout, linear_map(t, y))
-        return dynamics, lambda: SampleObserver(s), torch.tensor([0.0, 1.0], dtype=torch.float64)
+        return dynamics, lambda: SampleObserver(s), torch.linspace(0.0, 1.0, values.shape[1], dtype=torch.float64)
     count = torch.arange(values.shape[1], dtype=torch.float64)
     return Dynamics(f, y, layout, piecewise_map(t, y)), lambda: Observer(count.tolist()), count
 

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.dynamics import Dynamics, TimeMap
+from quadjoint.dynamics import Dynamics, TimeMap, stack_call
+from quadjoint.methods import RUNGE_KUTTA
 
 
 def check_times(t: Tensor, name: str = "t") -> np.ndarray:
@@ -74,6 +75,31 @@ def piecewise_map(t: Tensor, y: Tensor) -> TimeMap:
     return at
 
 
+def sample_options(method: str, options: dict[str, Any], t: Tensor, how: str) -> dict[str, Any]:
+    """Options of a solve in the batch's common time, from those given in each sample's own."""
+    if method not in RUNGE_KUTTA:
+        raise ValueError(f"Times per sample need a Runge-Kutta method; got method={method!r}.")
+    for name in ("grid_constructor", "step_t", "jump_t"):
+        if options.get(name) is not None:
+            raise ValueError(f"options[{name!r}] names times, which with times per sample differ between the samples.")
+    out = dict(options)
+    # Lengths in time become lengths in the common time, by the longest stretch that it stands for.
+    stretches = t.detach()[:, [0, -1]] if how == "interpolate" else t.detach()
+    longest = float(stretches.diff(dim=1).abs().max())
+    for name in ("first_step", "min_step", "max_step", "step_size"):
+        if options.get(name) is not None:
+            out[name] = float(options[name]) / longest
+    if how == "interpolate":
+        return out
+    if not RUNGE_KUTTA[method].adaptive:
+        out["perturb"] = True  # the samples' clocks change their rates at every observation
+        if out.get("step_size") is not None:
+            out["step_size"] = 1.0 / math.ceil(1.0 / out["step_size"] - 1e-9)
+    else:
+        out["jump_t"] = torch.arange(1, t.shape[1] - 1, dtype=torch.float64)
+    return out
+
+
 def fractions(values: np.ndarray) -> np.ndarray:
     """Where each sample's times lie between its first and its last, shape (B, K), padding at one."""
     filled = values.copy()
@@ -107,8 +133,6 @@ class _Shift(torch.autograd.Function):
 
 def shift(f: Dynamics, y: Tensor, t: Tensor, sign: float = 1.0) -> Tensor:
     """Make ``y``, states at the times ``t`` (the leading dimensions of y), differentiable in ``t``."""
-    from quadjoint.gradient.parameters import stack_call
-
     plain = Dynamics(f.f, y[0] if y.ndim > t.ndim else y, f.layout)
     plain.shape, plain.needs_grad, plain.stackable = f.shape, f.needs_grad, f.stackable
 

@@ -117,7 +117,7 @@ class QuadratureSum:
         """
         panels = [self._whole(policy, step) for step in self.steps]
         error, stalled = sum(panel.error for panel in panels), 0
-        while stalled < 2:  # rounding errors do not get smaller on smaller panels
+        while stalled < 3:  # the error falls by a half at a discontinuity, by less only where it is rounding
             norm = _norm(self.products.sums)
             marked = _largest(panels, policy.rtol * norm, policy.max_depth)
             if not marked:
@@ -125,7 +125,7 @@ class QuadratureSum:
             panels = [panel for panel in panels if panel not in marked]
             panels += [half for panel in marked for half in self._halved(policy, panel)]
             before, error = error, sum(panel.error for panel in panels)
-            stalled = stalled + 1 if error > 0.9 * before else 0
+            stalled = stalled + 1 if error > 0.65 * before else 0
         norm = _norm(self.products.sums)
         self.problem.stats.gradient_error = error / norm if norm > 0 else error
         if error > policy.rtol * norm:
@@ -178,7 +178,7 @@ class QuadratureSum:
 
 
 def _largest(panels: list[_Panel], allowed: float, max_depth: int) -> set[_Panel]:
-    """The panels to halve: the largest errors, until the others together are well below ``allowed``; none if all are."""
+    """The panels to halve: those with the largest errors, until the others together are well below ``allowed``."""
     left = sum(panel.error for panel in panels)
     marked: set[_Panel] = set()
     if left <= allowed:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quadjoint.dynamics import Dynamics, Time
-from quadjoint.errors import warn_once
+from quadjoint.dynamics import Dynamics, Time, stack_call
 from quadjoint.problem import Problem
 
 # Stacking pays until a product has about this many rows; beyond it the weights are no longer what is waited for.
@@ -93,25 +92,3 @@ class Products:
         self.stats.backward_evaluations += len(ys)
         with torch.enable_grad():
             return stack_call(self.f, times, ys)
-
-
-def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
-    """f at a stack of (t, y) as one evaluation, or as a loop where f cannot be vectorised (said once)."""
-    ts = torch.as_tensor(times, dtype=f.time_dtype, device=ys.device)
-    if len(ys) > 1 and f.stackable is not False:
-        try:
-            out = torch.func.vmap(f.raw)(ts, ys)
-            f.stackable = True
-            f.evaluations += len(ys)
-            return out.to(ys.dtype)
-        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
-            if f.stackable:
-                raise
-            f.stackable = False
-            reason = str(error).splitlines()[0]
-            warn_once(
-                f"vmap {type(f.f).__name__} {id(type(f.f))}",
-                f"The dynamics {type(f.f).__name__} cannot be evaluated as a stack ({reason}); "
-                "their products are computed one after another, which is slower.",
-            )
-    return torch.stack([f(t, y) for t, y in zip(ts.unbind(), ys.unbind(), strict=True)])

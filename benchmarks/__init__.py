@@ -1,0 +1,1 @@
+"""Benchmarks of quadjoint against torchdiffeq, torchode, diffrax and torchsde; start with ``benchmarks/run.py``."""

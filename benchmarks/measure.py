@@ -1,0 +1,167 @@
+"""Timing in turns, with limits; the peak memory; the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.methods import Runner
+
+PACKAGES = ("quadjoint", "torch", "numpy", "torchdiffeq", "torchode", "diffrax", "jax", "torchsde")
+SHORT = 0.02  # seconds: runs shorter than this are repeated within a turn
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long to measure: turns of each contender, seconds for one run, seconds for all runs of a contender."""
+
+    turns: int = 7
+    run: float = 20.0
+    compiled_run: float = 240.0  # the first run of a method that compiles
+    total: float = 4.0
+    memory_run: float = 5.0  # the peak memory is measured of methods faster than this
+
+
+QUICK = Limits(turns=5, run=5.0, total=0.7, memory_run=0.5)
+FULL = Limits()
+
+
+class TooSlow(Exception):
+    """A run did not end within its limit."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise ``TooSlow`` in the body when the time is up (between two operations, where signals are delivered)."""
+
+    def stop(*_: Any) -> None:
+        raise TooSlow(f"one gradient takes more than {seconds:g} s")
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+@dataclass
+class Contender:
+    """Something to time in turns with others. ``record`` is its line of results."""
+
+    run: Callable[[], Any]
+    record: dict[str, Any]
+    first_seconds: float
+    seconds: list[float] = field(default_factory=list)
+    cpu: float = 0.0
+
+    @property
+    def spent(self) -> float:
+        return sum(self.seconds)
+
+
+def in_turns(contenders: list[Contender], limits: Limits) -> None:
+    """Time all contenders, one after another in every turn, so that a slow moment of the machine meets them all.
+
+    A contender drops out once its time is used up; one whose first run was slow keeps that run as its only one.
+    """
+    for c in contenders:
+        if c.first_seconds > 2 * limits.total and not c.record.get("compiled"):
+            c.seconds, c.cpu = [c.first_seconds], float("nan")
+    for turn in range(limits.turns):
+        for c in contenders:
+            if c.spent and (c.spent > limits.total or c.spent + min(c.seconds) > 1.5 * limits.total):
+                continue
+            pace = min(c.seconds) if c.seconds else c.first_seconds
+            for _ in range(max(1, min(10, int(SHORT / max(pace, 1e-6))))) if turn else range(1):
+                _time_once(c)
+    for c in contenders:
+        c.record |= {
+            "seconds_best": min(c.seconds),
+            "seconds_median": statistics.median(c.seconds),
+            "runs": len(c.seconds),
+            "cpu_per_second": None if c.cpu != c.cpu else c.cpu / c.spent,
+        }
+
+
+def _time_once(c: Contender) -> None:
+    cpu, start = time.process_time(), time.perf_counter()
+    c.run()
+    c.seconds.append(time.perf_counter() - start)
+    c.cpu += time.process_time() - cpu
+
+
+def peak_memory(runner: Runner, seconds: float, limits: Limits) -> int | None:
+    """Most bytes of tensors held during one gradient, beyond those held before; None if too slow or not torch's."""
+    if not runner.torch_memory or seconds > limits.memory_run:
+        return None
+    from quadjoint.experiments.measure import peak_memory as measure
+
+    return measure(runner.run)
+
+
+def activation_bytes(f: torch.nn.Module, y: torch.Tensor) -> int:
+    """Bytes that autograd saves of one evaluation of f, weights left out."""
+    weights = {p.untyped_storage().data_ptr() for p in f.parameters()}
+    saved: dict[int, int] = {}
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        out = f(torch.zeros((), dtype=y.dtype), y.detach().requires_grad_())
+    del out
+    return sum(saved.values())
+
+
+def machine() -> dict[str, Any]:
+    """What a reader needs to know about the machine; nothing that names it."""
+    return {
+        "kind": "machine",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(_memory() / 2**30, 1),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    if sys.platform == "linux":
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

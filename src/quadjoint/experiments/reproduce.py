@@ -42,7 +42,7 @@ class Request:
 def reproduce(request: Request, console: Console) -> int:
     """Do all runs of the request that are not done yet; returns the exit code."""
     _check(request)
-    jobs = planned(request)
+    jobs = _with_data(planned(request), request, console)
     results = store.read(request.out)
     for problem in results.problems:
         console.print(escape(problem), highlight=False)
@@ -74,6 +74,24 @@ def planned(request: Request) -> list[Job]:
     if unknown := sorted(set(request.methods or ()) - known):
         raise Refusal(f"no method {', '.join(unknown)} here; choose from {', '.join(sorted(known))}")
     return [Job(module.NAME, config) for module in modules for config in module.grid(choice)]
+
+
+def _with_data(jobs: list[Job], request: Request, console: Console) -> list[Job]:
+    """Without the runs whose data are not there, which is said; refused if that leaves none."""
+    absent: dict[str, str] = {}
+    kept = []
+    for job in jobs:
+        lacks = getattr(experiment(job.experiment), "missing", None)
+        complaint = lacks(job.config, request.data) if lacks else None
+        if complaint is None:
+            kept.append(job)
+        else:
+            absent[complaint] = job.experiment
+    if jobs and not kept:
+        raise Refusal("; ".join(absent))
+    for complaint, name in absent.items():
+        console.print(f"{name}: runs left out, {complaint}", highlight=False, markup=False, soft_wrap=True)
+    return kept
 
 
 def _check(request: Request) -> None:

@@ -22,7 +22,9 @@ from quadjoint.steppers import Clock, RungeKutta, RungeKuttaStep
 
 _compiled: weakref.WeakKeyDictionary[Any, dict[Any, Callable[..., Any]]] = weakref.WeakKeyDictionary()
 _numbers = itertools.count()
-OPTIONS = {"cpp_wrapper": True}  # on small networks the Python wrapper of a graph costs more than its kernels
+OPTIONS: dict[str, Any] = {
+    "cpp_wrapper": True
+}  # on small networks the Python wrapper of a graph costs more than its kernels
 
 
 class CompiledStep(RungeKuttaStep):
@@ -75,7 +77,7 @@ class CompiledRungeKutta(RungeKutta):
     def call(self, f: Dynamics, t0: float, t1: float, y: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Run the graph: end of the step, stacked stages, error in units of the tolerance."""
         times = torch.tensor([t0, t1 - t0], dtype=f.time_dtype, device=y.device)
-        return self.run(times, y, k, *self.scales)  # type: ignore[no-any-return]
+        return self.run(times, y, k, *self.scales)
 
 
 def compile_steps(problem: Problem) -> None:

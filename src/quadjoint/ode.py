@@ -30,23 +30,23 @@ from quadjoint.times import (
 
 Dynamical = Callable[..., Any]
 
-# First step sizes found by search, per function and setting: a repeated solve skips the search, and gets the same steps.
+# First step sizes found by search, per function and setting: a repeated solve skips it and takes the same steps.
 _first_steps: weakref.WeakKeyDictionary[Any, dict[Any, float]] = weakref.WeakKeyDictionary()
 
 
 class Solution:
-    """A solved problem: ``ts``, ``ys``, ``stats``, ``event_time`` and, called with a time, the state at any time between.
+    """A solved problem: ``ts``, ``ys``, ``stats``, ``event_time``; called with a time, the state at that time.
 
     The continuous solution is differentiable in the time; in the rest where the solve was recorded by autograd
     (``gradient="direct"``).
     """
 
-    def __init__(self, ts: Tensor, ys: State, stats: Stats, event_time: Tensor | None, problem: Problem) -> None:
+    def __init__(self, ts: Tensor, ys: Any, stats: Stats, event_time: Tensor | None, problem: Problem) -> None:
         self.ts, self.ys, self.stats, self.event_time = ts, ys, stats, event_time
         self._layout, self._dense = problem.f.layout, DenseOutput(problem.steps)
         self._f, self._per_sample = problem.f, problem.f.time_map is not None
 
-    def __call__(self, t: float | Tensor) -> State:
+    def __call__(self, t: float | Tensor) -> Any:
         """The state at ``t``, a number or a tensor of times of any shape."""
         if self._per_sample:
             raise ValueError("Continuous output is for times shared by the batch, t of shape (K,).")

@@ -68,7 +68,7 @@ class Layout:
         """The norm on packed states: the user's (which sees the user's structure), or the default one."""
         if self.shapes is None:
             return norm or rms_norm
-        inner = norm or mixed_norm
+        inner: Callable[..., Tensor] = norm or mixed_norm
         return lambda y: inner(self.unpack(y))
 
 

@@ -38,7 +38,7 @@ def nonzero(row: np.ndarray) -> list[tuple[int, float]]:
 
 
 class RungeKuttaStep:
-    """A Runge-Kutta step: stage inputs Y_i, stages k_i = f(t_i, Y_i), and y(t0 + theta h) = y0 + h sum b_i(theta) k_i."""
+    """A step with inputs Y_i, stages k_i = f(t_i, Y_i), and y(t0 + theta h) = y0 + h sum b_i(theta) k_i."""
 
     __slots__ = (
         "clock",

@@ -62,7 +62,7 @@ def linear_map(t: Tensor, y: Tensor) -> TimeMap:
 
 
 def piecewise_map(t: Tensor, y: Tensor) -> TimeMap:
-    """s in [k, k + 1] to each sample's time between its observations k and k + 1, so that all samples observe at once."""
+    """s in [k, k + 1] to each sample's time between its observations k and k + 1: all samples observe at once."""
     shape = (-1, *(1,) * (y.ndim - 1))
     table = t.detach().to(y.device, y.dtype.to_real()).T.contiguous()  # (K, B)
     last = table.shape[0] - 2
@@ -122,7 +122,7 @@ class _Shift(torch.autograd.Function):
         return y.view_as(y)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         (g,) = grads
         y, t = ctx.saved_tensors
         flow = ctx.rate(t, y)
@@ -147,7 +147,7 @@ def shift(f: Dynamics, y: Tensor, t: Tensor, sign: float = 1.0) -> Tensor:
             [stack_call(plain, ti, yi) for ti, yi in zip(t.split(64), y.split(64), strict=True)]
         )  # fmt: skip
 
-    return _Shift.apply(rate, sign, y, t)  # type: ignore[no-any-return]
+    return _Shift.apply(rate, sign, y, t)
 
 
 def event_time(f: Dynamics, event: Any, signs: Tensor, t: float, y: Tensor, like: Tensor) -> Tensor:

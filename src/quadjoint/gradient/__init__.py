@@ -5,17 +5,11 @@ from __future__ import annotations
 from quadjoint.errors import nearest
 from quadjoint.gradient.auto import Auto
 from quadjoint.gradient.base import Gradient
-from quadjoint.gradient.continuous import (
-    Adjoint,
-    Backsolve,
-    ContinuousAdjoint,
-    GaussLegendre,
-    Seminorm,
-    Stored,
-)
+from quadjoint.gradient.continuous import Adjoint, ContinuousAdjoint, GaussLegendre, Seminorm
 from quadjoint.gradient.direct import Direct
 from quadjoint.gradient.discrete import DiscreteAdjoint
 from quadjoint.gradient.reversible import Reversible
+from quadjoint.gradient.trajectory import Backsolve, Stored
 from quadjoint.quadrature import Heuristic
 
 GRADIENTS: dict[str, Gradient] = {

@@ -32,7 +32,7 @@ class Gradient:
             return problem.run(y0)
         points = problem.solver.points if self.exact_clock else None
         observed = problem.make_observer().points if self.exact_clock else None
-        return _Solve.apply(self, problem, y0, points, observed, *problem.params)  # type: ignore[no-any-return]
+        return _Solve.apply(self, problem, y0, points, observed, *problem.params)
 
     def forward(self, problem: Problem, y0: Tensor) -> tuple[Tensor, Any]:
         """Solve without grad; returns the observations and whatever ``backward`` needs."""
@@ -61,7 +61,7 @@ class _Solve(torch.autograd.Function):
         return ys
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         y0, points, observed, *params = ctx.saved_tensors
         (grad_ys,) = grads
         problem: Problem = ctx.problem
@@ -77,12 +77,9 @@ def _differentiable(problem: Problem, y0: Tensor, points: Tensor | None, observe
     """Gradients that can be differentiated again (``create_graph=True``): solve once more, recorded by autograd."""
     ys = problem.again().run(y0)
     inputs = [y0, points, observed, *params]
-    wanted = [i for i, x in enumerate(inputs) if x is not None and x.requires_grad]
-    found = torch.autograd.grad(ys, [inputs[i] for i in wanted], grad_ys, create_graph=True, allow_unused=True)
-    out: list[Tensor | None] = [None] * len(inputs)
-    for i, g in zip(wanted, found, strict=True):
-        out[i] = g
-    return out
+    wanted = [x for x in inputs if x is not None and x.requires_grad]
+    found = iter(torch.autograd.grad(ys, wanted, grad_ys, create_graph=True, allow_unused=True))
+    return [next(found) if x is not None and x.requires_grad else None for x in inputs]
 
 
 def capture(f: Callable[..., Any]) -> dict[str, Tensor] | None:

@@ -25,6 +25,11 @@ class StepRecord:
     inputs: list[Tensor] | None  # the stage inputs Y_i
     first: Tensor | None = None  # the first stage, kept for steps that a compiled graph takes again
 
+    def filled(self) -> list[Tensor]:
+        """The stage inputs of a step that has them."""
+        assert self.inputs is not None
+        return self.inputs
+
 
 class Recorder:
     """Records the accepted steps of a forward solve.

@@ -17,6 +17,7 @@ from torch import Tensor
 from quadjoint.errors import warn_once
 from quadjoint.gradient.checkpoints import Recorder, StepRecord
 from quadjoint.gradient.parameters import CHUNK_ROWS, Products
+from quadjoint.gradient.transpose import StepTransposer
 from quadjoint.problem import Problem
 
 _independent: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
@@ -84,74 +85,70 @@ def _probe(problem: Problem, memory: Recorder, samples: int) -> bool:
     return True
 
 
-class ParallelSweep:
-    """Runs the transposed recursion over chunks of steps."""
+def parallel_sweep(transposer: StepTransposer, products: Products, steps: Iterator[StepRecord]) -> Tensor:
+    """Transpose the steps in chunks; returns dL/dy at the start, without the initial observation."""
+    shape = transposer.problem.f.shape
+    rows = shape[:-1].numel() if len(shape) > 1 else 1
+    limit = max(1, 4 * CHUNK_ROWS // rows)
+    a, carried = transposer.zero(), None
+    chunk: list[StepRecord] = []
+    stages = 0
+    for record in steps:
+        chunk.append(record)
+        stages += record.stages
+        if stages >= limit:
+            a, carried = _chunk(transposer, products, chunk, a, carried)
+            chunk, stages = [], 0
+    if chunk:
+        a, carried = _chunk(transposer, products, chunk, a, carried)
+    return a.view(shape)
 
-    def __init__(self, problem: Problem, products: Products, observations: Any) -> None:
-        self.problem, self.products, self.observations = problem, products, observations
-        self.method = problem.solver.stepper
-        shape = problem.f.shape
-        self.rows = shape[:-1].numel() if len(shape) > 1 else 1
 
-    def run(self, steps: Iterator[StepRecord], grad_ys: Tensor) -> Tensor:
-        a = torch.zeros(self.problem.f.shape, dtype=grad_ys.dtype, device=grad_ys.device)
-        carried: Tensor | None = None
-        limit = max(1, 4 * CHUNK_ROWS // self.rows)
-        chunk: list[StepRecord] = []
-        stages = 0
-        for record in steps:
-            chunk.append(record)
-            stages += record.stages
-            if stages >= limit:
-                a, carried = self._transpose(chunk, a, carried)
-                chunk, stages = [], 0
-        if chunk:
-            a, carried = self._transpose(chunk, a, carried)
-        return a
+def _chunk(transposer: StepTransposer, products: Products, chunk: list[StepRecord], a: Tensor,
+           carried: Tensor | None) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Transpose a chunk of steps, last first."""
+    times: list[float] = []
+    points: list[Tensor] = []
+    for record in chunk:
+        own = range(1 if record.shared else 0, record.stages)
+        times += [transposer.stage_time(record, i) for i in own]
+        points += record.filled()[own.start :]
+    ys = torch.stack(points).requires_grad_()
+    out = products.record_stack(times, ys)
+    d = ys.shape[-1]
+    jacobians = _jacobians(products, out, ys).reshape(len(ys), -1, d, d).unbind(0)
+    lambdas = torch.empty(len(ys), ys[0].numel(), dtype=ys.dtype, device=ys.device)
+    start = 0
+    for record in chunk:
+        adjoints, _, _ = transposer.open(record, a, carried)
+        rows = transposer.scaled(transposer.rows, record)
+        first = 1 if record.shared else 0
+        for i in range(record.stages - 1, first - 1, -1):
+            mu = torch.matmul(adjoints[1 + i].view(-1, 1, d), jacobians[start + i - first])
+            adjoints[: 1 + i].addr_(rows[i, : 1 + i], mu.view(-1))
+        count = record.stages - first
+        lambdas[start : start + count] = adjoints[1 + first :]
+        start += count
+        carried = adjoints[1] if record.shared else None
+        a = adjoints[0]
+    params = transposer.problem.params
+    if params and out.requires_grad:
+        products.stats.vjp_params += 1
+        products.add(torch.autograd.grad(out, params, lambdas.view(out.shape), allow_unused=True))
+    return a, carried
 
-    def _transpose(self, chunk: list[StepRecord], a: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Transpose a chunk of steps, last first."""
-        from quadjoint.gradient.discrete import gather, stage_time
 
-        method = self.method
-        which = [(r, i) for r in chunk for i in range(1 if r.shared else 0, r.stages)]
-        times = [stage_time(method, r, i) for r, i in which]
-        ys = torch.stack([r.inputs[i] for r, i in which]).requires_grad_()
-        out = self.products.record_stack(times, ys)
-        jacobian = self._jacobians(out, ys)
-        lambdas = torch.zeros_like(ys, requires_grad=False)
-        place = {(r.index, i): n for n, (r, i) in enumerate(which)}
-        for record in chunk:
-            lam, a = gather(method, self.observations, record, a, carried)
-            flat = lam.view(record.stages, -1)
-            h = record.t1 - record.t0
-            carried = None
-            for i in range(record.stages - 1, -1, -1):
-                if i == 0 and record.shared:
-                    carried = lam[0]
-                    break
-                n = place[record.index, i]
-                lambdas[n] = lam[i]
-                mu = torch.einsum("...ji,...j->...i", jacobian[n], lam[i])
-                a = a + mu
-                for j, w in method.rows[i]:
-                    flat[j].add_(mu.reshape(-1), alpha=w * h)
-        if self.problem.params and out.requires_grad:
-            self.products.stats.vjp_params += 1
-            self.products.add(torch.autograd.grad(out, self.problem.params, lambdas, allow_unused=True))
-        return a, carried
-
-    def _jacobians(self, out: Tensor, ys: Tensor) -> Tensor:
-        """d out[..., j] / d y[..., i] of every point and sample, shape (n, ..., d, d)."""
-        d = ys.shape[-1]
-        jacobian = torch.zeros(*ys.shape, d, dtype=ys.dtype, device=ys.device)
-        if not out.requires_grad:
-            return jacobian
-        for j in range(d):
-            unit = torch.zeros_like(out)
-            unit[..., j] = 1.0
-            self.products.stats.vjp_state += len(ys)
-            (row,) = torch.autograd.grad(out, ys, unit, retain_graph=True, allow_unused=True)
-            if row is not None:
-                jacobian[..., j, :] = row
+def _jacobians(products: Products, out: Tensor, ys: Tensor) -> Tensor:
+    """d out[..., j] / d y[..., i] of every point and sample, shape (n, ..., d, d)."""
+    d = ys.shape[-1]
+    jacobian = torch.zeros(*ys.shape, d, dtype=ys.dtype, device=ys.device)
+    if not out.requires_grad:
         return jacobian
+    for j in range(d):
+        unit = torch.zeros_like(out)
+        unit[..., j] = 1.0
+        products.stats.vjp_state += len(ys)
+        (row,) = torch.autograd.grad(out, ys, unit, retain_graph=True, allow_unused=True)
+        if row is not None:
+            jacobian[..., j, :] = row
+    return jacobian

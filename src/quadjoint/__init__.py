@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quadjoint.errors import QuadjointWarning, SolveError
+from quadjoint.explain import Explanation, explain
 from quadjoint.gradient import (
     GRADIENTS,
     Adjoint,
@@ -44,9 +45,9 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "GRADIENTS", "METHODS", "TABLEAUS", "Adjoint", "Auto", "Backsolve", "ButcherTableau", "ContinuousAdjoint",
-    "Direct", "DiscreteAdjoint", "ErrorControlled", "GaussLegendre", "Gradient", "Heuristic", "InState", "NeuralSDE",
-    "NodePolicy", "PerStep", "QuadjointWarning", "Quadrature", "Reversible", "Seminorm", "Solution", "SolveError",
-    "Span", "Stats", "Stored", "WongZakai", "gauss_legendre", "nn", "odeint", "register_method", "sde", "sdeint",
-    "solve",
+    "GRADIENTS", "METHODS", "TABLEAUS", "Adjoint", "Auto", "Backsolve", "ButcherTableau", "ContinuousAdjoint", "Direct",
+    "DiscreteAdjoint", "ErrorControlled", "Explanation", "GaussLegendre", "Gradient", "Heuristic", "InState",
+    "NeuralSDE", "NodePolicy", "PerStep", "QuadjointWarning", "Quadrature", "Reversible", "Seminorm", "Solution",
+    "SolveError", "Span", "Stats", "Stored", "WongZakai", "explain", "gauss_legendre", "nn", "odeint",
+    "register_method", "sde", "sdeint", "solve",
 ]  # fmt: skip

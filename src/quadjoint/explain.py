@@ -1,0 +1,185 @@
+"""What ``gradient="auto"`` would choose for a solve, and why: sizes, predicted costs, and measured ones on request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadjoint.gradient import Auto, Direct, DiscreteAdjoint, Gradient, resolve
+from quadjoint.gradient.auto import free_bytes
+from quadjoint.gradient.auto import measure as measure_sizes
+from quadjoint.gradient.cost import Estimate, Sizes, cheapest, predict
+from quadjoint.ode import odeint, solve
+from quadjoint.problem import Problem, Stats, find_parameters
+from quadjoint.state import State
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The choice of ``auto`` and what it rests on; printed, it is a table.
+
+    ``predicted`` and ``measured`` hold seconds of a forward and backward pass together and bytes: predicted, what is
+    kept for the backward pass; measured, the most that was held at any time. Keys are "direct", the modes of
+    "discrete" and, in ``measured``, whatever else was asked for.
+    """
+
+    sizes: Sizes
+    stats: Stats
+    predicted: dict[str, Estimate]
+    memory_limit: float
+    choice: str
+    measured: dict[str, Estimate] = field(default_factory=dict)
+
+    @property
+    def gradient(self) -> Gradient:
+        """The choice as an object for ``gradient=``."""
+        return _gradient(self.choice)
+
+    @property
+    def reason(self) -> str:
+        """One sentence."""
+        chosen = self.predicted[self.choice]
+        if chosen.bytes > self.memory_limit:
+            return f"none fits into {_bytes(self.memory_limit)}, and {_title(self.choice)} needs the least"
+        others = [name for name, cost in self.predicted.items() if cost.bytes > self.memory_limit]
+        without = f" ({', '.join(map(_title, others))} would not fit)" if others else ""
+        return f"the fastest predicted within {_bytes(self.memory_limit)}{without}"
+
+    def __str__(self) -> str:
+        s = self.sizes
+        lines = [
+            f"auto chooses {_title(self.choice)}: {self.reason}.",
+            "",
+            f"  state        {s.rows} x {s.features}, {_bytes(s.state_bytes)}",
+            f"  parameters   {s.parameters:,}, {_bytes(s.parameter_bytes)}",
+            f"  activations  {_bytes(s.activation_bytes)} an evaluation",
+            f"  forward      {s.evaluations} evaluations, {self.stats.accepted_steps} steps accepted, "
+            f"{self.stats.rejected_steps} rejected",
+            "",
+            f"  {'':22}{'predicted':>22}" + (f"{'measured':>22}" if self.measured else ""),
+        ]
+        for name in {**self.predicted, **self.measured}:
+            mark = "*" if name == self.choice else " "
+            cells = [self.predicted.get(name), self.measured.get(name)][: 2 if self.measured else 1]
+            lines.append((f"{mark} {_title(name):22}" + "".join(_cell(cell) for cell in cells)).rstrip())
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Probe(Auto):
+    """Measures the sizes as ``auto`` does, then solves without recording anything."""
+
+    found: list[tuple[Sizes, tuple[Tensor, ...]]] = field(default_factory=list, compare=False)
+
+    def choose(self, problem: Problem, f: Callable[..., Any], y0: Tensor, params: Any) -> Gradient:
+        sizes = measure_sizes(problem, f, y0, params)
+        start = problem.make_observer().interval[0]
+        tensors = tuple(params) if params is not None else find_parameters(f, problem.f, start, y0)
+        self.found.append((sizes, tuple(p for p in tensors if p.requires_grad)))
+        return _Unrecorded()
+
+
+class _Unrecorded(Direct):
+    def apply(self, problem: Problem, y0: Tensor) -> Tensor:
+        with torch.no_grad():
+            return problem.run(y0)
+
+
+def explain(f: Callable[..., Any], y0: State, t: Tensor, *, method: str = "dopri5", rtol: Any = 1e-3, atol: Any = 1e-6,
+            options: dict[str, Any] | None = None, params: Sequence[Tensor] | None = None,
+            memory_limit: int | None = None, measure: bool | Sequence[str] = False, repeats: int = 3,
+            show: bool = True) -> Explanation:  # fmt: skip
+    """Print and return what ``gradient="auto"`` would choose for ``qj.odeint(f, y0, t, ...)``, and why.
+
+    One forward solve counts the evaluations; `quadjoint.gradient.cost` predicts time and memory from them and from the
+    sizes. Nothing is left in ``.grad`` of any tensor.
+
+    Args:
+        f, y0, t, method, rtol, atol, options, params: as in ``odeint``.
+        memory_limit: bytes that the backward pass may keep; by default a quarter of what is free, as in ``Auto``.
+        measure: True times a forward and backward pass with every method in the prediction (the best of ``repeats``
+            after one to warm up) and finds its peak memory; names ("direct", "gq", "adjoint", ...) choose others.
+        repeats: how often each is timed.
+        show: print the table.
+
+    >>> import torch, quadjoint as qj
+    >>> f = qj.nn.TimeMLP(2, width=16)
+    >>> found = qj.explain(f, torch.zeros(8, 2), torch.tensor([0.0, 1.0]), show=False)
+    >>> found.sizes.rows, found.sizes.features, found.choice in found.predicted
+    (8, 2, True)
+    """
+    settings: dict[str, Any] = dict(method=method, rtol=rtol, atol=atol, options=options, params=params)
+    if method == "scipy_solver":
+        raise ValueError(
+            "With method='scipy_solver' there is no choice: its steps cannot be recorded, auto takes 'gq'."
+        )
+    probe = _Probe()
+    with torch.enable_grad():
+        stats = solve(f, y0, t, gradient=probe, **settings).stats
+    sizes, tensors = probe.found[-1]
+    sizes = replace(sizes, evaluations=stats.forward_evaluations)
+    first = y0 if isinstance(y0, Tensor) else y0[0]
+    limit = free_bytes(first.device) / 4 if memory_limit is None else float(memory_limit)
+    predicted = predict(sizes)
+    found = Explanation(sizes, stats, predicted, limit, cheapest(predicted, limit))
+    if measure:
+        names = predicted if measure is True else measure
+        run = partial(_measure, f=f, y0=y0, t=t, settings=settings, tensors=tensors, repeats=repeats)
+        found = replace(found, measured={name: run(_gradient(name)) for name in names})
+    if show:
+        print(found)
+    return found
+
+
+def _measure(how: Gradient, *, f: Callable[..., Any], y0: State, t: Tensor, settings: dict[str, Any],
+             tensors: tuple[Tensor, ...], repeats: int) -> Estimate:  # fmt: skip
+    """Seconds and peak bytes of one gradient of the mean square of all outputs."""
+    from quadjoint.experiments.measure import peak_memory
+
+    parts = (y0,) if isinstance(y0, Tensor) else y0
+    device = parts[0].device
+
+    def work() -> None:
+        fresh = tuple(part.detach().requires_grad_() for part in parts)
+        ys = odeint(f, fresh[0] if isinstance(y0, Tensor) else fresh, t, gradient=how, **settings)
+        outputs = (ys,) if isinstance(ys, Tensor) else ys
+        loss = sum(torch.linalg.vector_norm(y).square() / y.numel() for y in outputs)
+        torch.autograd.grad(loss, [*fresh, *tensors], allow_unused=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    with torch.enable_grad():
+        work()
+        seconds = []
+        for _ in range(max(1, repeats)):
+            start = time.perf_counter()
+            work()
+            seconds.append(time.perf_counter() - start)
+        return Estimate(min(seconds), peak_memory(work, str(device)))
+
+
+def _gradient(name: str) -> Gradient:
+    """A method of the cost model or of ``gradient=`` by its name."""
+    return DiscreteAdjoint(mode=name) if name in ("joint", "stacked", "parallel") else resolve(name)
+
+
+def _title(name: str) -> str:
+    return f"discrete ({name})" if name in ("joint", "stacked", "parallel") else name
+
+
+def _cell(cost: Estimate | None) -> str:
+    return f"{'':>22}" if cost is None else f"{cost.seconds * 1e3:>10.3g} ms{_bytes(cost.bytes):>9}"
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 999.5 or unit == "GB":
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    raise AssertionError

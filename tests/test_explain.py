@@ -1,0 +1,107 @@
+"""What auto would choose, said before it chooses; and the bar over integration time."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+import quadjoint as qj
+from quadjoint.explain import Explanation
+from quadjoint.progress import bar
+
+T = torch.tensor([0.0, 1.0])
+
+
+@pytest.mark.parametrize("limit", [10**9, 20_000, 1])
+def test_explains_what_auto_then_does(limit: int) -> None:
+    """For every memory limit, the choice is the one that a solve with ``Auto`` makes."""
+    f = qj.nn.TimeMLP(3, width=32)
+    y0 = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    found = qj.explain(f, y0, T, memory_limit=limit, show=False)
+    stats = qj.solve(f, y0, T, gradient=qj.Auto(memory_limit=limit)).stats
+    assert stats.method == found.gradient.name
+    assert stats.reason.startswith(f"auto chose {found.choice}:")
+    assert f"({found.sizes.evaluations} evaluations)" in stats.reason
+    assert stats.accepted_steps == found.stats.accepted_steps
+
+
+def test_sizes_are_those_of_the_problem() -> None:
+    f = qj.nn.TimeMLP(3, width=32)
+    sizes = qj.explain(f, torch.zeros(40, 3), T, show=False).sizes
+    assert (sizes.rows, sizes.features, sizes.state_bytes) == (40, 3, 480)
+    assert sizes.parameters == sum(p.numel() for p in f.parameters())
+    # Between its layers the network has two tensors of 40 x 32 before, and two after, the activation.
+    assert 2 * 40 * 32 * 4 <= sizes.activation_bytes <= 5 * 40 * 33 * 4
+
+
+def test_less_memory_never_predicts_less_time() -> None:
+    f = qj.nn.TimeMLP(3, width=32)
+    seconds = []
+    for limit in (10**9, 100_000, 20_000):
+        found = qj.explain(f, torch.zeros(40, 3), T, memory_limit=limit, show=False)
+        seconds.append(found.predicted[found.choice].seconds)
+    assert seconds == sorted(seconds)
+
+
+def test_measures_every_method_that_it_predicts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Direct keeps the activations of every evaluation, the joint transpose those of one at a time."""
+    f = qj.nn.TimeMLP(3, width=64)
+    found = qj.explain(f, torch.zeros(40, 3), T, measure=True, repeats=1)
+    assert set(found.measured) == set(found.predicted) == {"direct", "joint", "stacked", "parallel"}
+    assert found.measured["joint"].bytes < found.measured["direct"].bytes
+    shown = capsys.readouterr().out
+    assert shown.strip() == str(found)
+    assert all(name in shown for name in ("discrete (joint)", "measured", f"{found.sizes.evaluations} evaluations"))
+
+
+def test_measures_what_it_is_asked_for() -> None:
+    w = torch.ones(2, requires_grad=True)
+    found = qj.explain(lambda t, y: -w * y, torch.ones(2), T, measure=["gq", "adjoint"], repeats=1, show=False)
+    assert set(found.measured) == {"gq", "adjoint"}
+    assert w.grad is None
+    assert "gq" in str(found)
+
+
+def test_tuple_states_and_times_of_each_sample() -> None:
+    w = torch.ones((), requires_grad=True)
+    pair = qj.explain(lambda t, y: (-w * y[0], y[1]), (torch.ones(3), torch.ones(2)), T, measure=["direct"], show=False)
+    assert isinstance(pair, Explanation) and pair.sizes.parameters == 1
+    times = torch.tensor([[0.0, 1.0], [0.0, 2.0]])
+    assert qj.explain(lambda t, y: -w * y, torch.ones(2, 1), times, show=False).sizes.rows == 2
+
+
+def test_scipy_leaves_no_choice() -> None:
+    with pytest.raises(ValueError, match="scipy_solver"):
+        qj.explain(lambda t, y: -y, torch.ones(1), T, method="scipy_solver")
+
+
+def test_bar_moves_from_the_first_to_the_last_time(capsys: pytest.CaptureFixture[str]) -> None:
+    """Accepted steps add up to the interval, in either direction, and whatever was to be called is still called."""
+    seen = []
+
+    class Dynamics(torch.nn.Module):
+        def forward(self, t: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return -y
+
+        def callback_accept_step(self, t: torch.Tensor, y: torch.Tensor, dt: torch.Tensor) -> None:
+            seen.append(float(dt))
+
+    for end in (3.0, -3.0):
+        seen.clear()
+        qj.solve(Dynamics(), torch.ones(1), torch.tensor([0.0, end]), progress=True)
+        assert sum(seen) == pytest.approx(3.0)
+        written = capsys.readouterr().err
+        assert "100%" in written and f"t = {end:.0f}" in written
+
+
+def test_no_bar_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    qj.solve(lambda t, y: -y, torch.ones(1), T)
+    assert capsys.readouterr().err == ""
+
+
+def test_bar_without_tqdm_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with pytest.raises(ImportError, match=r"quadjoint\[progress\]"):
+        bar([0.0, 1.0])

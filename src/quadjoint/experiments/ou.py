@@ -168,5 +168,3 @@ def _named(true: Tensor, learnt: Tensor) -> tuple[tuple[str, Tensor], tuple[str,
 
 def _rounded(x: Tensor) -> list[list[float]]:
     return [[round(v, 4) for v in row] for row in x.tolist()]
-
-

@@ -27,7 +27,7 @@ class Experiment(Protocol):
     METHODS: tuple[str, ...]
 
     @property
-    def Config(self) -> type[RunConfig]: ...  # noqa: N802 (a class, named as one)
+    def Config(self) -> type[RunConfig]: ...
 
     def grid(self, choice: Choice) -> list[Any]:
         """The runs of a preset, with what the user chose differently."""

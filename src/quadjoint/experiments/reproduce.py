@@ -46,7 +46,8 @@ def reproduce(request: Request, console: Console) -> int:
     results = store.read(request.out)
     for problem in results.problems:
         console.print(escape(problem), highlight=False)
-    todo = [job for job in jobs if job.key not in results.keys()]
+    finished = results.keys()
+    todo = [job for job in jobs if job.key not in finished]
     if request.list_only:
         for job in jobs:
             console.print(f"{'waiting' if job in todo else 'done   '} {escape(describe(job))}", highlight=False)

@@ -167,7 +167,7 @@ def _serve(pipe: Connection, lifeline: Connection, out: Path, data: Path | None)
         while True:
             job = pipe.recv()
             try:
-                answer = ("finished", execute(job, out, context))
+                answer: tuple[str, Any] = ("finished", execute(job, out, context))
             except Exception:
                 answer = ("failed", traceback.format_exc())
             pipe.send(answer)

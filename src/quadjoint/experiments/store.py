@@ -35,7 +35,9 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
-                raise Busy(f"another process is writing to {path.parent}; wait for it or choose another --out") from None
+                raise Busy(
+                    f"another process is writing to {path.parent}; wait for it or choose another --out"
+                ) from None
         yield
     finally:
         os.close(handle)

@@ -40,9 +40,6 @@ class Config(RunConfig):
     c: float = 0.1  # for gq-paper
 
 
-
-
-
 def grid(choice: Choice) -> list[Config]:
     """Each method at the tolerance of the paper's other experiments, and at one a thousand times tighter."""
     base = Config(device=choice.device)

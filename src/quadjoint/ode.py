@@ -163,7 +163,7 @@ def _solve(f: Dynamical, y0: State, t: Tensor, method: str, rtol: Any, atol: Any
         from quadjoint.compiled import compile_steps
 
         compile_steps(problem)
-    if torch.is_grad_enabled() and how.name != "direct":
+    if torch.is_grad_enabled() and how.name != "direct" and not problem.params:
         problem.params = _parameters(f, dynamics, times[0], y, params)
     if event_fn is not None:
         problem.event = lambda s, state: event_fn(s, layout.unpack(state))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,15 +15,15 @@ from torch import Tensor
 
 from quadjoint.gradient.base import Gradient
 from quadjoint.gradient.continuous import GaussLegendre
-from quadjoint.gradient.cost import Sizes, cheapest, predict
+from quadjoint.gradient.cost import Estimate, Sizes, cheapest, predict
 from quadjoint.gradient.direct import Direct
-from quadjoint.gradient.discrete import DiscreteAdjoint
-from quadjoint.gradient.parallel import small_samples
+from quadjoint.gradient.discrete import DiscreteAdjoint, sizes_of
 from quadjoint.problem import Problem, find_parameters
 
 logger = logging.getLogger("quadjoint")
 
 FIRST_GUESS = 50  # evaluations, where a function has not been solved before
+TRIFLE = 2**26  # bytes that are always there
 
 
 @dataclass
@@ -58,12 +59,18 @@ class Auto(Gradient):
         if problem.solver.method == "scipy_solver":
             return self._say(problem, GaussLegendre(), "SciPy's steps cannot be recorded or transposed")
         sizes = measure(problem, f, y0, params)
-        limit = free_bytes(y0.device) / 4 if self.memory_limit is None else self.memory_limit
         costs = predict(sizes)
+        limit = self._limit(costs[cheapest(costs, math.inf)], y0.device)
         best = cheapest(costs, limit)
         shown = ", ".join(f"{n} {c.seconds * 1e3:.3g} ms {c.bytes / 2**20:.3g} MiB" for n, c in costs.items())
         why = f"{best}: of {shown}, the fastest within {limit / 2**20:.4g} MiB ({sizes.evaluations} evaluations)"
         return self._say(problem, Direct() if best == "direct" else DiscreteAdjoint(mode=best), why)
+
+    def _limit(self, fastest: Estimate, device: torch.device) -> float:
+        """Bytes allowed; the device is asked only if the fastest method needs more than a trifle."""
+        if self.memory_limit is not None:
+            return self.memory_limit
+        return TRIFLE if fastest.bytes <= TRIFLE else free_bytes(device) / 4
 
     def _say(self, problem: Problem, how: Gradient, reason: str) -> Gradient:
         problem.stats.method, problem.stats.reason = how.name, f"auto chose {reason}"
@@ -92,23 +99,13 @@ def measure(problem: Problem, f: Callable[..., Any], y0: Tensor, params: Any) ->
     if shape_key not in cache:
         cache[shape_key] = _Known(activation_bytes(problem, y0))
     known = cache[shape_key]
-    tensors = (
-        tuple(params) if params is not None else find_parameters(f, problem.f, problem.make_observer().interval[0], y0)
-    )
+    if params is not None:
+        problem.params = tuple(p for p in params if p.requires_grad)
+    else:
+        problem.params = find_parameters(f, problem.f, problem.make_observer().interval[0], y0)
     key = solve_key(problem)
     problem.on_done = lambda: known.evaluations.__setitem__(key, problem.stats.forward_evaluations)
-    rows = y0.shape[:-1].numel() if y0.ndim > 1 else 1
-    return Sizes(
-        rows=max(1, rows),
-        features=y0.shape[-1] if y0.ndim else 1,
-        state_bytes=y0.numel() * y0.element_size(),
-        parameters=sum(p.numel() for p in tensors),
-        parameter_bytes=sum(p.numel() * p.element_size() for p in tensors),
-        activation_bytes=known.activation_bytes,
-        evaluations=known.evaluations.get(key, FIRST_GUESS),
-        independent=small_samples(problem),
-        transposable=problem.solver.stepper.transposable,
-    )
+    return sizes_of(problem, known.evaluations.get(key, FIRST_GUESS), known.activation_bytes)
 
 
 @contextmanager

@@ -96,18 +96,22 @@ class DiscreteAdjoint(Gradient):
 
     def pick_mode(self, problem: Problem) -> str:
         """The mode with the least predicted cost."""
-        shape, params = problem.f.shape, problem.params
-        item = problem.f.dtype.itemsize
-        sizes = Sizes(
-            rows=max(1, shape[:-1].numel()) if len(shape) > 1 else 1,
-            features=shape[-1] if shape else 1,
-            state_bytes=shape.numel() * item,
-            parameters=sum(p.numel() for p in params),
-            parameter_bytes=sum(p.numel() * p.element_size() for p in params),
-            activation_bytes=0,
-            evaluations=problem.stats.forward_evaluations,
-            independent=small_samples(problem),
-        )
-        costs = predict(sizes)
+        costs = predict(sizes_of(problem, problem.stats.forward_evaluations))
         del costs["direct"]
         return cheapest(costs, math.inf)
+
+
+def sizes_of(problem: Problem, evaluations: int, activation_bytes: int = 0) -> Sizes:
+    """The sizes that costs are predicted from."""
+    shape, params, f = problem.f.shape, problem.params, problem.f
+    return Sizes(
+        rows=max(1, shape[:-1].numel()) if len(shape) > 1 else 1,
+        features=shape[-1] if shape else 1,
+        state_bytes=shape.numel() * f.dtype.itemsize,
+        parameters=sum(p.numel() for p in params),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in params),
+        activation_bytes=activation_bytes,
+        evaluations=evaluations,
+        independent=small_samples(problem),
+        transposable=problem.solver.stepper.transposable,
+    )

@@ -97,23 +97,24 @@ class AdaptiveControl:
         if remaining <= h * 1.01:
             return stop, None
         t1 = t + math.copysign(h, stop - t)
-        if t1 == t:
+        if h < 10 * math.ulp(t):  # a few units in the last place are lengths that cannot be controlled
             raise StepSizeUnderflowError(
                 f"The step size fell to {h:.3g} at t = {t:.9g}, below the resolution of time. The problem may be stiff "
-                "or discontinuous there: loosen rtol/atol, name discontinuities in options['jump_t'], or try an "
-                "implicit method (method='scipy_solver', options={'solver': 'LSODA'})."
+                "or discontinuous there, or its solution blow up: loosen rtol/atol, name discontinuities in "
+                "options['jump_t'], or try an implicit method (method='scipy_solver', options={'solver': 'LSODA'})."
             )
         return t1, None
 
     def judge(self, step: Step) -> bool:
         s = self.settings
         h = abs(step.t1 - step.t0)
+        shortest = min(h, self.full_step) <= s.min_step  # t1 - t0 may exceed the step size by rounding
         ratio = s.error_ratio(step)
         if not math.isfinite(ratio):
             self._check_start(step, h)
             self.h = h * s.dfactor
-            return h <= s.min_step
-        accepted = ratio <= 1.0 or h <= s.min_step
+            return shortest
+        accepted = ratio <= 1.0 or shortest
         self.h = h * self._factor(ratio)
         if accepted:
             # A stop that cut the step short says nothing about the size that the problem allows.

@@ -182,8 +182,8 @@ def integrate(f: Dynamics, y0: Tensor, stepper: Any, control: Control, observer:
         if out.accepted_steps + out.rejected_steps >= control.settings.max_num_steps:
             raise TooManyStepsError(
                 f"{control.settings.max_num_steps} steps were not enough: the solve got to t = {t:.6g} of {t_end:.6g} "
-                f"with step size {abs(t1 - t):.3g}. Raise options['max_num_steps'], loosen the tolerances, or, if the "
-                "problem is stiff, use method='scipy_solver' with options={'solver': 'LSODA'}."
+                f"with step size {abs(step.t1 - step.t0):.3g}. Raise options['max_num_steps'], loosen the tolerances, "
+                "or, if the problem is stiff, use method='scipy_solver' with options={'solver': 'LSODA'}."
             )
     if isinstance(control, GridControl):
         _check_finite(y, t)

@@ -371,12 +371,13 @@ class Scipy:
         from quadjoint.errors import StepSizeUnderflowError
 
         if carry is None or carry.status != "running" or carry.t_bound != t1:
+            wide = torch.complex128 if y.is_complex() else torch.float64
 
             def numpy_f(t: float, flat: np.ndarray) -> np.ndarray:
                 out = f(float(t), torch.as_tensor(flat).to(y).reshape(y.shape))
-                return out.detach().cpu().reshape(-1).to(torch.float64).numpy()
+                return out.detach().cpu().reshape(-1).to(wide).numpy()
 
-            flat = y.detach().cpu().reshape(-1).to(torch.float64).numpy()
+            flat = y.detach().cpu().reshape(-1).to(wide).numpy()
             carry = self.kind(numpy_f, t0, flat, t1, rtol=self.rtol, atol=self.atol, **self.options)
         message = carry.step()
         if carry.status == "failed":

@@ -6,17 +6,15 @@ Here the arithmetic of the network is nearly free, so the ratio shows what the s
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-import benchmarks.threads as threads  # isort: skip  # before torch
-
-import time
-
+from benchmarks import threads  # isort: skip  # before torch
 import torch
 from torch import Tensor
 
@@ -62,7 +60,7 @@ def _solvers(case: Any, compiled: bool) -> dict[str, Callable[[], Tensor]]:
     def torchdiffeq() -> Tensor:
         from torchdiffeq import odeint
 
-        return odeint(case.f, case.y0, case.t, **options)  # type: ignore[no-any-return]
+        return odeint(case.f, case.y0, case.t, **options)
 
     solvers = {"quadjoint": lambda: qj.odeint(case.f, case.y0, case.t, **options), "torchdiffeq": torchdiffeq}
     if compiled:
@@ -72,7 +70,7 @@ def _solvers(case: Any, compiled: bool) -> dict[str, Callable[[], Tensor]]:
 
 def _contender(name: str, solve: Callable[[], Tensor], cell: Cell, exact: Tensor) -> Contender:
     record: Record = {"kind": "forward", "cell": cell.name, "family": "forward", "method": f"{name}:forward"}
-    record |= {"width": cell.width, "state": cell.rows * cell.dim, "observations": cell.observations, "compiled": True}
+    record |= {"width": cell.width, "state": cell.rows * cell.dim, "observations": cell.observations}
     try:
         found = solve()
     except Exception as failure:
@@ -86,7 +84,8 @@ def _contender(name: str, solve: Callable[[], Tensor], cell: Cell, exact: Tensor
 
 def ratios(records: list[Record]) -> dict[str, float]:
     """Our time over torchdiffeq's, by cell."""
-    best = {(r["cell"], r["method"]): r["seconds_best"] for r in records if r["kind"] == "forward" and r["status"] == "ok"}
+    done = [r for r in records if r["kind"] == "forward" and r["status"] == "ok"]
+    best = {(r["cell"], r["method"]): r["seconds_best"] for r in done}
     cells = [cell for cell, method in best if method == "quadjoint:forward" and (cell, "torchdiffeq:forward") in best]
     return {cell: best[cell, "quadjoint:forward"] / best[cell, "torchdiffeq:forward"] for cell in cells}
 

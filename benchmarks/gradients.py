@@ -28,7 +28,7 @@ def measure_group(
     for cell in cells:
         exact = reference(build(cell, torch.float64))
         for method in methods:
-            record = {"kind": "gradient", "cell": cell.name, "family": cell.family, "method": method.name}
+            record: Record = {"kind": "gradient", "cell": cell.name, "family": cell.family, "method": method.name}
             record |= {"width": cell.width, "scale": cell.scale, "tolerance": tolerance, "compiled": method.compiled}
             record |= extra
             entered = _enter(method, cell, build(cell), exact, tolerance, limits, record)
@@ -42,7 +42,7 @@ def measure_group(
                 say(f"  {cell.name} {method.name}: skipped, {record['note']}")
     in_turns(contenders, limits)
     for contender, runner in zip(contenders, runners, strict=True):
-        contender.record["peak_bytes"] = peak_memory(runner, contender.record["seconds_best"], limits)
+        contender.record["peak_bytes"] = peak_memory(runner, contender.record, limits)
     return records
 
 

@@ -35,7 +35,7 @@ class Runner:
 
 @dataclass(frozen=True)
 class Method:
-    """``make(case, tolerance)`` returns a runner, raises ``NotApplicable`` or, for a missing package, ``ImportError``."""
+    """``make(case, tolerance)`` returns a runner; raises ``NotApplicable``, or ``ImportError`` without its package."""
 
     name: str
     make: Callable[[Case, float], Runner]
@@ -49,7 +49,7 @@ class Method:
 class Quadjoint(Runner):
     def __init__(self, case: Case, tolerance: float, gradient: str | qj.Gradient, compile: bool = False) -> None:
         self.case = case
-        self.options = {"rtol": tolerance, "atol": tolerance, "gradient": gradient, "compile": compile}
+        self.options: dict[str, Any] = {"rtol": tolerance, "atol": tolerance, "gradient": gradient, "compile": compile}
 
     def run(self) -> Any:
         case = self.case

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -67,7 +68,7 @@ def torchdiffeq_adjoint(norm: str | None) -> Callable[[Case, float], Runner]:
 
         def solve() -> Tensor:
             adjoint_options = dict(backward) if backward else None
-            return library.odeint_adjoint(case.f, case.y0, case.t, adjoint_options=adjoint_options, **options)  # type: ignore[no-any-return]
+            return library.odeint_adjoint(case.f, case.y0, case.t, adjoint_options=adjoint_options, **options)
 
         return TorchPeer(case, solve)
 
@@ -81,7 +82,7 @@ def torchode_direct(case: Case, tolerance: float) -> Runner:
     t = case.t.to(dtype).expand(shape[0], -1).contiguous()
 
     def f(t: Tensor, y: Tensor) -> Tensor:
-        return case.f(t, y.reshape(shape)).reshape(y.shape)  # type: ignore[no-any-return]
+        return case.f(t, y.reshape(shape)).reshape(y.shape)
 
     term = library.ODETerm(f, with_stats=False)
     control = library.IntegralController(atol=tolerance, rtol=tolerance, term=term)
@@ -129,13 +130,7 @@ class Diffrax(Runner):
         (_, stats), found = self.run()
         arrays = [*found[0], found[1]] if self.state_too else list(found)
         steps = {"accepted": int(stats["num_accepted_steps"]), "rejected": int(stats["num_rejected_steps"])}
-        return [torch.tensor(array.tolist() if array.ndim == 0 else _numpy(array)) for array in arrays], {"steps": steps}
-
-
-def _numpy(array: Any) -> Any:
-    import numpy as np
-
-    return np.array(array)
+        return [torch.from_numpy(np.array(array)) for array in arrays], {"steps": steps}
 
 
 class Torchsde(TorchPeer):

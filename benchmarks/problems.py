@@ -1,7 +1,7 @@
 """The benchmark problems: dynamics, initial state, times and loss, each from a seed, in any precision.
 
-A ``Cell`` is a name and sizes; ``build`` makes the ``Case`` that every method solves. Losses are written once, for torch
-and for jax.numpy alike, so that all libraries differentiate the same function. The models are those of Norcliffe and
+A ``Cell`` is a name and sizes; ``build`` makes the ``Case`` that every method solves. Losses are written once, for
+torch and jax.numpy alike, so that all libraries differentiate the same function. The models are those of Norcliffe and
 Deisenroth (TMLR 2023); read-out layers are constants of the loss, so that only the solve is measured.
 """
 
@@ -194,7 +194,8 @@ def conv(cell: Cell, dtype: torch.dtype) -> Case:
     with torch.no_grad():
         y0 = Downsampling(1, 10)(images)
     head = MLP(10 * 11 * 11, 50, 10, activation=nn.ReLU)
-    first, last = head[0], head[2]
+    first: Any = head[0]
+    last: Any = head[2]
     constants = {"weight0": first.weight.detach().T, "bias0": first.bias.detach(),
                  "weight1": last.weight.detach().T, "bias1": last.bias.detach()}  # fmt: skip
     constants["target"] = one_hot(torch.randint(10, (cell.rows,)), 10)

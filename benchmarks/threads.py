@@ -13,6 +13,7 @@ os.environ.update(
     PJRT_NPROC="1",
     XLA_FLAGS="--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
     JAX_PLATFORMS="cpu",
+    TORCHINDUCTOR_COMPILE_THREADS="1",
     KINETO_LOG_LEVEL="99",  # the profiler that measures memory otherwise writes to stderr
     TORCH_CPP_LOG_LEVEL="ERROR",
 )

@@ -1,0 +1,226 @@
+"""The aims of the project, each with what was measured and whether it is met.
+
+Ratios are of best times within one run. "Error no worse" means: at most 1.5 times the gradient error of torchdiffeq's
+direct method (two solvers never take the same steps), or below 1e-5, where float32 rounding begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.forward import AIM as FORWARD_AIM
+from benchmarks.forward import ratios as forward_ratios
+
+Record = dict[str, Any]
+DIRECT, LEAN, PAPER_CODE, PAPER = "torchdiffeq:direct", "quadjoint:discrete", "paper:gq", "quadjoint:gq-paper"
+OURS = ("direct", "discrete", "discrete-joint", "discrete-stacked", "discrete-parallel", "gq")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the closing table."""
+
+    regime: str
+    aim: str
+    measured: str
+    verdict: str
+
+
+class Results:
+    """Records of gradients by cell and method."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.records = list(records)
+        self.by = {(r["cell"], r["method"]): r for r in self.records if r["kind"] == "gradient" and r["status"] == "ok"}
+        self.cells = {cell: r["family"] for (cell, _), r in self.by.items()}
+        self.widths = {cell: r["width"] for (cell, _), r in self.by.items()}
+
+    def of(self, *families: str, width: Callable[[int], bool] = lambda w: True, ending: str = "") -> list[str]:
+        found = [c for c, family in self.cells.items() if family in families and c.endswith(ending)]
+        return [c for c in found if width(self.widths[c])]
+
+    def seconds(self, cell: str, method: str) -> float | None:
+        record = self.by.get((cell, method))
+        return None if record is None else float(record["seconds_best"])
+
+    def error(self, cell: str, method: str) -> float | None:
+        record = self.by.get((cell, method))
+        return None if record is None else record["error"]
+
+    def ratio(self, cell: str, ours: str, theirs: str) -> float | None:
+        a, b = self.seconds(cell, ours), self.seconds(cell, theirs)
+        return None if a is None or b is None else a / b
+
+    def no_worse(self, cell: str, method: str) -> bool:
+        ours, direct = self.error(cell, method), self.error(cell, DIRECT)
+        return ours is not None and (direct is None or ours <= max(1.5 * direct, 1e-5))
+
+
+def aims(records: Iterable[Record]) -> list[Row]:
+    results = Results(records)
+    rows = [
+        *_against_direct(results), *_memory(results), *_against_paper(results), _compiled(results), _irregular(results),
+        _auto(results), _forward(results),
+    ]  # fmt: skip
+    return rows
+
+
+def judge(regime: str, aim: str, values: dict[str, float | None], met: Callable[[str, float], bool],
+          form: str = "{:.2f}", note: str = "") -> Row:  # fmt: skip
+    """A row over several cells: met only where every measured cell meets the aim."""
+    known = {cell: value for cell, value in values.items() if value is not None}
+    if not known:
+        return Row(regime, aim, "", "not measured")
+    good = [cell for cell, value in known.items() if met(cell, value)]
+    text = ", ".join(f"{cell} {form.format(v)}{'' if cell in good else ' ✗'}" for cell, v in known.items())
+    verdict = "met" if len(good) == len(known) else f"not met ({len(good)} of {len(known)} cells)"
+    missing = len(values) - len(known)
+    if missing:
+        note = f"{note}; " * bool(note) + f"{missing} more without a measurement"
+    return Row(regime, aim, f"{text} ({note})" if note else text, verdict)
+
+
+def _against_direct(r: Results) -> list[Row]:
+    """The exact lean gradient against backpropagation through torchdiffeq's solver."""
+
+    def row(regime: str, names: list[str], limit: float) -> Row:
+        aim = f"`discrete` at most {limit}x the time of torchdiffeq's direct, error no worse"
+        values = {c: r.ratio(c, LEAN, DIRECT) for c in names}
+        return judge(regime, aim, values, lambda c, v: v <= limit and r.no_worse(c, LEAN))
+
+    crossing = [
+        ("crossing, widths 20 to 500", lambda w: w <= 500, 0.6),
+        ("crossing, width 2000", lambda w: w == 2000, 0.5),
+        ("crossing, width 3000", lambda w: w == 3000, 0.3),
+    ]
+    rows = [row("sines, many observations", r.of("sines"), 0.7), row("Ornstein-Uhlenbeck", r.of("ou"), 0.7)]
+    rows += [row(name, r.of("crossing", width=width), limit) for name, width, limit in crossing]
+    rows.append(row("spheres, width 500 and more", r.of("spheres", width=lambda w: w >= 500), 1.35))
+    return rows
+
+
+def _memory(r: Results) -> list[Row]:
+    """Peak tensor memory of the lean gradient against what it has to hold."""
+
+    def lean(record: Record) -> int:
+        """What is kept of every accepted step: its end and seven stages, each as large as the state."""
+        return int(8 * record["steps"]["accepted"] * record["state_bytes"])
+
+    def share(cell: str) -> float | None:
+        """Memory beyond weight-sized tensors, in units of the activations of one evaluation plus the stored states."""
+        record = r.by.get((cell, LEAN))
+        if record is None or record["peak_bytes"] is None:
+            return None
+        extra = max(0, record["peak_bytes"] - 2 * record["parameter_bytes"])
+        return float(extra / (record["activation_bytes"] + lean(record)))
+
+    def against_direct(cell: str) -> float | None:
+        ours, direct = r.by.get((cell, LEAN)), r.by.get((cell, DIRECT))
+        if ours is None or direct is None or ours["peak_bytes"] is None or direct["peak_bytes"] is None:
+            return None
+        return float(ours["peak_bytes"] / direct["peak_bytes"])
+
+    wide = r.of("spheres", width=lambda w: w >= 500)
+    small = r.of("sines", "ou")
+    return [
+        judge("spheres, width 500 and more", "memory of one evaluation's activations and the stored states "
+              "(at most twice their sum, besides two sets of weights: one evaluation is differentiated at a time)",
+              {c: share(c) for c in wide}, lambda c, v: v <= 2, form="{:.1f}x"),
+        _growth(r),
+        judge("sines, Ornstein-Uhlenbeck", "peak memory of `discrete` below that of torchdiffeq's direct",
+              {c: against_direct(c) for c in small}, lambda c, v: v < 1),
+    ]  # fmt: skip
+
+
+def _growth(r: Results) -> Row:
+    """Memory for each further step, from the sweep over tolerances: stored states, or activations?"""
+    aim = "memory for each further step at most that of its stored states (8 state sizes), not of its activations"
+    values: dict[str, float | None] = {}
+    notes = []
+    for cell in dict.fromkeys(x["cell"] for x in r.records if x["kind"] == "precision"):
+        lean, direct = (_slope(r.records, cell, method) for method in (LEAN, "quadjoint:direct"))
+        state = next(x["state_bytes"] for x in r.records if x["cell"] == cell and "state_bytes" in x)
+        values[cell] = None if lean is None else lean / (8 * state)
+        if direct is not None:
+            notes.append(f"direct {direct / (8 * state):.0f}x on {cell}")
+    return judge("any, more steps", aim, values, lambda c, v: v <= 1.5, form="{:.1f}x", note=", ".join(notes))
+
+
+def _slope(records: list[Record], cell: str, method: str) -> float | None:
+    """Bytes for each further accepted step, over the upper half of the tolerances that were measured."""
+    mine = [x for x in records if x["kind"] == "precision" and (x["cell"], x["method"]) == (cell, method)]
+    points = sorted(
+        {(x["steps"]["accepted"], x["peak_bytes"]) for x in mine if x["status"] == "ok" and x["peak_bytes"]}
+    )
+    if len(points) < 2:
+        return None
+    (n0, m0), (n1, m1) = points[len(points) // 2], points[-1]
+    return None if n1 == n0 else (m1 - m0) / (n1 - n0)
+
+
+def _against_paper(r: Results) -> list[Row]:
+    code = any(method == PAPER_CODE for _, method in r.by)
+    paper = PAPER_CODE if code else PAPER
+    note = "" if code else "the paper's method as implemented here, `gq-paper`"
+
+    def faster(cell: str) -> float | None:
+        return r.ratio(cell, paper, LEAN)
+
+    def error_gain(cell: str) -> float | None:
+        ours, theirs = r.error(cell, LEAN), r.error(cell, paper)
+        return None if ours is None or theirs is None else theirs / ours
+
+    three, five = r.of("spheres", ending="-3x"), r.of("spheres", ending="-5x")
+    return [
+        judge("the paper's method, sines and Ornstein-Uhlenbeck", "`discrete` 10x faster",
+              {c: faster(c) for c in r.of("sines", "ou")}, lambda c, v: v >= 10, form="{:.1f}x", note=note),
+        judge("the paper's method, spheres", "`discrete` at least as fast",
+              {c: faster(c) for c in r.of("spheres")}, lambda c, v: v >= 1, form="{:.1f}x", note=note),
+        judge("the paper's method, spheres at 3x", "10x less gradient error",
+              {c: error_gain(c) for c in three}, lambda c, v: v >= 10, form="{:.0f}x", note=note),
+        judge("the paper's method, spheres at 5x", "gradient right to 5 % (the paper's error in the table above)",
+              {c: r.error(c, LEAN) for c in five}, lambda c, v: v <= 0.05, form="{:.0e}"),
+    ]  # fmt: skip
+
+
+def _compiled(r: Results) -> Row:
+    """Against the faster of diffrax's two gradients."""
+
+    def ratio(cell: str) -> float | None:
+        theirs = [s for m in ("checkpointed", "backsolve") if (s := r.seconds(cell, f"diffrax:{m}")) is not None]
+        ours = r.seconds(cell, "quadjoint:auto-compiled")
+        return None if ours is None or not theirs else ours / min(theirs)
+
+    small = r.of("spheres", "sines", "crossing", "ou", width=lambda w: w <= 100)
+    aim = "`auto` with compile=True no slower than diffrax under jit (the faster of its two gradients)"
+    return judge("small networks, width 5 to 100", aim, {c: ratio(c) for c in small}, lambda c, v: v <= 1)
+
+
+def _irregular(r: Results) -> Row:
+    values = {}
+    for cell in r.of("irregular", ending="-per-sample"):
+        name = cell.removesuffix("-per-sample")
+        a, b = r.seconds(cell, "quadjoint:auto"), r.seconds(f"{name}-regular", "quadjoint:auto")
+        values[name] = None if a is None or b is None else a / b
+    aim = "`auto` with times per sample at most 1.5x the cost of regular times"
+    return judge("irregular times", aim, values, lambda c, v: v <= 1.5)
+
+
+def _auto(r: Results) -> Row:
+    """Against the fastest of the methods that ``auto`` chooses from; the memory allowed by default holds them all."""
+
+    def ratio(cell: str) -> float | None:
+        others = [s for m in OURS if (s := r.seconds(cell, f"quadjoint:{m}")) is not None]
+        auto = r.seconds(cell, "quadjoint:auto")
+        return None if auto is None or not others else auto / min(others)
+
+    names = [c for c, family in r.cells.items() if family != "tiny"]
+    aim = "`auto` within 10 % of the best method"
+    return judge("every cell", aim, {c: ratio(c) for c in names}, lambda c, v: v <= 1.1)
+
+
+def _forward(r: Results) -> Row:
+    aim = f"forward solve at most {FORWARD_AIM}x the time of torchdiffeq's"
+    return judge("small networks, forward only", aim, {**forward_ratios(r.records)}, lambda c, v: v <= FORWARD_AIM)

@@ -22,9 +22,8 @@ from quadjoint.steppers import Clock, RungeKutta, RungeKuttaStep
 
 _compiled: weakref.WeakKeyDictionary[Any, dict[Any, Callable[..., Any]]] = weakref.WeakKeyDictionary()
 _numbers = itertools.count()
-OPTIONS: dict[str, Any] = {
-    "cpp_wrapper": True
-}  # on small networks the Python wrapper of a graph costs more than its kernels
+# On small networks the Python wrapper of a graph costs more than its kernels, hence the C++ one.
+COMPILE: dict[str, Any] = {"backend": "inductor", "dynamic": False, "options": {"cpp_wrapper": True}}
 
 
 class CompiledStep(RungeKuttaStep):
@@ -103,10 +102,10 @@ def _graph(problem: Problem, stepper: RungeKutta, with_ratio: bool) -> Callable[
     except TypeError:
         known = {}
     if f.time_map is not None:
-        return torch.compile(_step_function(f, stepper, with_ratio), dynamic=False, options=OPTIONS)
+        return torch.compile(_step_function(f, stepper, with_ratio), **COMPILE)
     if key not in known:
         # Only what the graph needs: a Dynamics would keep the whole problem, and f itself, alive.
-        known[key] = torch.compile(_step_function(f.for_tracing(), stepper, with_ratio), dynamic=False, options=OPTIONS)
+        known[key] = torch.compile(_step_function(f.for_tracing(), stepper, with_ratio), **COMPILE)
     return known[key]
 
 

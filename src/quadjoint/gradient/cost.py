@@ -1,7 +1,8 @@
 """What each gradient method would cost, from sizes: a pure function, so that the choice can be tested and explained.
 
-The model counts, per evaluation of f: a fixed overhead of Python and autograd; the arithmetic, 2 P R operations for
-each pass over P parameters and R rows; and the writes of parameter-sized gradients once they no longer fit the cache.
+The model counts, per evaluation of f: a fixed overhead of Python and autograd; a pass over P parameters with R rows,
+2 P R operations or, with few rows, the time to read the parameters; and the writes of parameter-sized gradients once
+they no longer fit the cache. Stacking makes passes wide and writes few.
 The constants were fitted to the committed benchmarks on one CPU thread; only their ratios matter for the choice.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FLOPS = 5e10  # operations a second in matrix products
+READ_BYTES = 1.2e10  # bytes a second when reading parameters
 FRESH_BYTES = 6e9  # bytes a second when writing gradients that do not fit the cache
 CACHE_BYTES = 6 * 2**20
 FORWARD, RECORDED, REPLAYED = 6e-5, 1.9e-4, 2.2e-4  # seconds of overhead per evaluation
@@ -42,21 +44,21 @@ class Estimate:
 def predict(s: Sizes) -> dict[str, Estimate]:
     """Time and memory of "direct" and of the modes of "discrete"."""
     e = s.evaluations
-    one_pass = 2.0 * s.parameters * s.rows / FLOPS
+    wide = 2.0 * s.parameters * s.rows / FLOPS
+    thin = max(wide, s.parameter_bytes / READ_BYTES) if s.parameter_bytes > CACHE_BYTES else wide
     writes = 3.0 * s.parameter_bytes / FRESH_BYTES if s.parameter_bytes > CACHE_BYTES else 0.0
-    stack = max(1, min(e, 512 // max(1, s.rows)))
     stages = e * s.state_bytes
-    costs = {"direct": Estimate(e * (RECORDED + 3 * one_pass + writes), e * (s.activation_bytes + s.state_bytes))}
+    costs = {"direct": Estimate(e * (RECORDED + 3 * thin + writes), e * (s.activation_bytes + s.state_bytes))}
     if not s.transposable:
         return costs
-    costs["joint"] = Estimate(e * (FORWARD + REPLAYED + 4 * one_pass + writes), stages + s.activation_bytes)
-    costs["stacked"] = Estimate(
-        e * (FORWARD + REPLAYED + 6 * one_pass) + writes * e / stack, stages + stack * s.activation_bytes
-    )
+    costs["joint"] = Estimate(e * (FORWARD + REPLAYED + 4 * thin + writes), stages + s.activation_bytes)
+    stack = max(1, min(e, 512 // max(1, s.rows)))
+    work = e * (FORWARD + REPLAYED + 3 * thin + 3 * wide)
+    costs["stacked"] = Estimate(work + writes * e / stack, stages + stack * s.activation_bytes)
     if s.independent:
-        wide = max(1, min(e, 2048 // max(1, s.rows)))
-        work = e * (FORWARD + PARALLEL_STAGE + (4 + s.features) * one_pass)
-        costs["parallel"] = Estimate(PARALLEL_START + work + writes * e / wide, stages + wide * s.activation_bytes)
+        stack = max(1, min(e, 2048 // max(1, s.rows)))
+        work = PARALLEL_START + e * (FORWARD + PARALLEL_STAGE + thin + (3 + s.features) * wide)
+        costs["parallel"] = Estimate(work + writes * e / stack, stages + stack * s.activation_bytes)
     return costs
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -90,7 +91,11 @@ class AdaptiveControl:
         return min(100 * h0, h1)
 
     def propose(self, t: float, stop: float, y: Tensor) -> tuple[float, Clock | None]:
-        """End of the next step: at most at ``stop``, never leaving a sliver before it."""
+        """End of the next step: at most at ``stop``, never leaving a sliver before it.
+
+        Steps of a few units in the last place of t lead nowhere: towards a singularity they would go on for ever
+        (Hairer, Norsett and Wanner stop at ten units as well).
+        """
         h = min(max(self.h, self.settings.min_step), self.settings.max_step)
         remaining = abs(stop - t)
         self.full_step = h

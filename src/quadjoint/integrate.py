@@ -165,10 +165,12 @@ def integrate(f: Dynamics, y0: Tensor, stepper: Any, control: Control, observer:
                 out.steps.append(step)
             if watch is not None and watch.crossed(step):
                 out.event_time = _finish_at_event(watch, step, observer)
-                break
-            observer.collect(step)
+            else:
+                observer.collect(step)
             if hooks.accepted:
                 hooks.accepted(step)
+            if out.event_time is not None:
+                break
             t, y, carry = step.t1, step.y1, step.carry
             fresh = t in discontinuities
             if t in jumps:
@@ -180,16 +182,20 @@ def integrate(f: Dynamics, y0: Tensor, stepper: Any, control: Control, observer:
                 if not stops:
                     break
         if out.accepted_steps + out.rejected_steps >= control.settings.max_num_steps:
-            raise TooManyStepsError(
-                f"{control.settings.max_num_steps} steps were not enough: the solve got to t = {t:.6g} of {t_end:.6g} "
-                f"with step size {abs(step.t1 - step.t0):.3g}. Raise options['max_num_steps'], loosen the tolerances, "
-                "or, if the problem is stiff, use method='scipy_solver' with options={'solver': 'LSODA'}."
-            )
+            raise _too_many(control, t, t_end, step)
     if isinstance(control, GridControl):
         _check_finite(y, t)
     out.ys = observer.result()
     out.first_h = control.first_h if first_good else None
     return out
+
+
+def _too_many(control: Control, t: float, t_end: float, step: Any) -> TooManyStepsError:
+    return TooManyStepsError(
+        f"{control.settings.max_num_steps} steps were not enough: the solve got to t = {t:.6g} of {t_end:.6g} "
+        f"with step size {abs(step.t1 - step.t0):.3g}. Raise options['max_num_steps'], loosen the tolerances, "
+        "or, if the problem is stiff, use method='scipy_solver' with options={'solver': 'LSODA'}."
+    )
 
 
 def _stops(t0: float, t_end: float, control: Control, jumps: dict[float, Any]) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ class Dynamics:
         self.evaluations = 0
         self.needs_grad = False
         self.stackable: bool | None = None  # whether vmap works; None until tried
+        self._last: tuple[weakref.ref[Tensor], int] | None = None  # what f returned last, and its version
 
     def for_tracing(self) -> Dynamics:
         """A copy for compiled graphs that outlive the solve."""
@@ -60,13 +62,23 @@ class Dynamics:
     def checked(self, t: Tensor, y: Tensor) -> Tensor:
         """Evaluate once and make sure that the result is a derivative of ``y``."""
         version = None if y.is_inference() else y._version
+        last = None if self._last is None else self._last[0]()
+        grad_mode = torch.is_grad_enabled()
         out = self.raw(t, y)
+        if torch.is_grad_enabled() != grad_mode:
+            torch.set_grad_enabled(grad_mode)
+            raise ValueError("f changed the grad mode and left it so; use `with torch.no_grad():` inside f.")
         if not isinstance(out, Tensor) or out.shape != y.shape or out.dtype != y.dtype or out.device != y.device:
             out = self._mend(out, y)
         if version is not None and y._version != version:
             raise ValueError(
                 "f changed its input y in place; return a new tensor instead (for example y * 2, not y.mul_(2))."
             )
+        if self._last is not None and last is not None and last._version != self._last[1]:
+            raise ValueError(
+                "f changed in place a tensor that it had returned before; return a new tensor from every call."
+            )
+        self._last = None if out.is_inference() else (weakref.ref(out), out._version)
         return out
 
     def raw(self, t: Tensor, y: Tensor) -> Any:
@@ -133,7 +145,9 @@ def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tens
     ts = torch.as_tensor(times, dtype=f.time_dtype, device=ys.device)
     if len(ys) > 1 and f.stackable is not False:
         try:
-            out = torch.func.vmap(f.raw)(ts, ys)
+            # A checkpoint inside f would only fail later, when it recomputes outside of vmap.
+            with torch.autograd.graph.disable_saved_tensors_hooks("saved-tensor hooks, as in torch.utils.checkpoint"):
+                out = torch.func.vmap(f.raw)(ts, ys)
             f.stackable = True
             f.evaluations += len(ys)
             return out.to(ys.dtype)

@@ -140,6 +140,35 @@ class Dynamics:
         )
 
 
+class RandomnessCheck:
+    """Notices a function that gives other values whenever it is called (dropout in train mode).
+
+    Adaptive steps cannot resolve such dynamics, and a backward pass that evaluates them again differentiates another
+    function than was solved. The default generator's state is compared once a solve; only where it has moved, which
+    another thread may have caused, is f evaluated twice at one point.
+    """
+
+    ADVICE = (
+        "f draws random numbers in every evaluation (dropout in train mode?), so it is not a function of (t, y). Call "
+        "f.eval(), or draw the numbers once before the solve; with fixed steps, gradient='direct' can be used as it is."
+    )
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device if device.type == "cuda" else None
+        self.before = self._state()
+
+    def _state(self) -> list[Tensor]:
+        return [torch.get_rng_state(), *([] if self.cuda is None else [torch.cuda.get_rng_state(self.cuda)])]
+
+    def found(self, f: Dynamics, t: float, y: Tensor) -> bool:
+        """Whether f is random."""
+        if all(torch.equal(a, b) for a, b in zip(self.before, self._state(), strict=True)):
+            return False
+        with torch.no_grad():
+            first, second = (f.checked(f.time(t), y.detach()) for _ in range(2))
+        return not torch.equal(first, second)
+
+
 def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
     """f at a stack of (t, y) as one evaluation, or as a loop where f cannot be vectorised (said once)."""
     ts = torch.as_tensor(times, dtype=f.time_dtype, device=ys.device)

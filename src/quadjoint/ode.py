@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.dynamics import Dynamics
+from quadjoint.dynamics import Dynamics, RandomnessCheck
+from quadjoint.errors import SolveError
 from quadjoint.gradient import Gradient, resolve
 from quadjoint.integrate import EventWatch, Hooks, Observer, SampleObserver
 from quadjoint.interpolation import DenseOutput
@@ -168,7 +169,15 @@ def _solve(f: Dynamical, y0: State, t: Tensor, method: str, rtol: Any, atol: Any
     if event_fn is not None:
         problem.event = lambda s, state: event_fn(s, layout.unpack(state))
     with _warm_start(problem, f, options):
-        ys, event = _differentiable_in_times(problem, how, y, t, per_sample)
+        check = RandomnessCheck(y.device)
+        try:
+            ys, event = _differentiable_in_times(problem, how, y, t, per_sample)
+        except SolveError as error:
+            if check.found(dynamics, times[0], y):
+                raise type(error)(f"{RandomnessCheck.ADVICE} The solve ended with: {error}") from None
+            raise
+        if how.name != "direct" and ys.requires_grad and check.found(dynamics, times[0], y):
+            raise ValueError(RandomnessCheck.ADVICE)
     return problem, (layout.unpack(ys, leading=1), event)
 
 

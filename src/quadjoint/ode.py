@@ -135,6 +135,7 @@ def _solve(f: Dynamical, y0: State, t: Tensor, method: str, rtol: Any, atol: Any
            options: dict[str, Any] | None, event_fn: Dynamical | None, compile: bool,
            params: Sequence[Tensor] | None, dense: bool, progress: bool = False,
            ) -> tuple[Problem, tuple[State, Tensor | None]]:  # fmt: skip
+    _check_transforms()
     options = dict(options or {})
     how = resolve(gradient)
     values = check_times(t)
@@ -222,6 +223,15 @@ def _parameters(
     if given is not None:
         return tuple(p for p in given if p.requires_grad)
     return find_parameters(f, dynamics, t0, y)
+
+
+def _check_transforms() -> None:
+    """Steps are chosen on the host from the numbers of the solve, which a transform of torch.func keeps to itself."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise ValueError(
+            "odeint cannot run inside torch.func.vmap, grad, jvp or their relatives. Instead of vmap, give y0 the batch "
+            "dimension; instead of grad, use torch.autograd.grad (with create_graph=True for higher derivatives)."
+        )
 
 
 def _check_state(y0: Any) -> None:

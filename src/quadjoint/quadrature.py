@@ -44,7 +44,9 @@ def anti_gauss(n: int) -> Rule:
     off = k / np.sqrt(4.0 * k * k - 1.0)
     off[-1] *= math.sqrt(2.0)
     values, vectors = np.linalg.eigh(np.diag(off, 1) + np.diag(off, -1))
-    return values, 2.0 * vectors[0] ** 2
+    weights = 2.0 * vectors[0] ** 2
+    values.flags.writeable = weights.flags.writeable = False
+    return values, weights
 
 
 def on_interval(rule: Rule, start: float, end: float) -> list[tuple[float, float]]:
@@ -84,6 +86,12 @@ class Heuristic:
     c: float = 0.1
     max_nodes: int = 64
     per = "interval"
+
+    def __post_init__(self) -> None:
+        if not self.c > 0:
+            raise ValueError(f"Heuristic needs c > 0; got {self.c}.")
+        if self.max_nodes < 1:
+            raise ValueError(f"Heuristic needs max_nodes >= 1; got {self.max_nodes}.")
 
     def count(self, span: Span) -> int:
         n = math.ceil(self.c * span.forward_evaluations * abs(span.end - span.start) / span.total)
@@ -128,6 +136,8 @@ class ErrorControlled:
     def __post_init__(self) -> None:
         if not self.rtol > 0:
             raise ValueError(f"ErrorControlled needs rtol > 0; got {self.rtol}.")
+        if self.q < 1:
+            raise ValueError(f"ErrorControlled needs q >= 1; got {self.q}.")
 
     def pair(self, start: float, end: float) -> tuple[list[tuple[float, float]], list[float]]:
         """Nodes with the weights of the averaged rule, and the weights of the error estimate at the same nodes."""

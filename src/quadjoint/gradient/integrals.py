@@ -117,9 +117,10 @@ class QuadratureSum:
         """
         panels = [self._whole(policy, step) for step in self.steps]
         error, stalled = sum(panel.error for panel in panels), 0
+        epsilon = torch.finfo(self.problem.f.dtype).eps
         while stalled < 3:  # the error falls by a half at a discontinuity, by less only where it is rounding
             norm = _norm(self.products.sums)
-            marked = _largest(panels, policy.rtol * norm, policy.max_depth)
+            marked = _largest(panels, max(policy.rtol, epsilon) * norm, policy.max_depth)
             if not marked:
                 break
             panels = [panel for panel in panels if panel not in marked]

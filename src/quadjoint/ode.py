@@ -229,7 +229,7 @@ def _check_transforms() -> None:
     """Steps are chosen on the host from the numbers of the solve, which a transform of torch.func keeps to itself."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise ValueError(
-            "odeint cannot run inside torch.func.vmap, grad, jvp or their relatives. Instead of vmap, give y0 the batch "
+            "odeint cannot run inside torch.func.vmap, grad, jvp or the like. Instead of vmap, give y0 the batch "
             "dimension; instead of grad, use torch.autograd.grad (with create_graph=True for higher derivatives)."
         )
 

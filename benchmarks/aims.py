@@ -141,7 +141,7 @@ def _growth(r: Results) -> Row:
     notes = []
     for cell in dict.fromkeys(x["cell"] for x in r.records if x["kind"] == "precision"):
         lean, direct = (_slope(r.records, cell, method) for method in (LEAN, "quadjoint:direct"))
-        state = next(x["state_bytes"] for x in r.records if x["cell"] == cell and "state_bytes" in x)
+        state = next(x["state_bytes"] for x in r.records if x.get("cell") == cell and "state_bytes" in x)
         values[cell] = None if lean is None else lean / (8 * state)
         if direct is not None:
             notes.append(f"direct {direct / (8 * state):.0f}x on {cell}")

@@ -89,6 +89,8 @@ def load(path: Path) -> list[Record]:
 def measure_item(item: str, run: Run, arguments: argparse.Namespace, limits: Limits, say: Say) -> None:
     """One group of cells or one study."""
     every, tiny = [*ours(), *peers()], item.startswith("tiny")
+    if arguments.methods:
+        every = [m for m in every if {m.name, *m.name.split(":")} & set(arguments.methods)]
     study = item.removeprefix("tiny-")
     if study == "forward":
         chosen = forward.forward_cells()
@@ -98,13 +100,13 @@ def measure_item(item: str, run: Run, arguments: argparse.Namespace, limits: Lim
         run.add(forward.measure(chosen, times, compiled=arguments.full and not tiny))
     elif study in ("precision", "scaling"):
         run.forget(study, set())
-        for records in getattr(sweeps, study)(every, say, tiny=tiny):
+        times = replace(sweeps.LIMITS, memory_run=0.0) if arguments.no_memory else sweeps.LIMITS
+        for records in getattr(sweeps, study)(every, say, times, tiny=tiny):
             run.add(records)
     else:
         group = [c for c in cells().values() if c.together == item]
         run.forget("gradient", {c.name for c in group})
-        named = [m for m in every if any(part in m.name for part in arguments.methods or ())]
-        methods = named or methods_for(group[0], arguments.full, every)
+        methods = every if arguments.methods else methods_for(group[0], arguments.full, every)
         run.add(measure_group(group, methods, limits, say, arguments.tolerance))
 
 
@@ -120,11 +122,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks/run.py", description=__doc__, formatter_class=form)
     parser.add_argument("--full", action="store_true", help="every cell and study (up to 40 minutes)")
     parser.add_argument("--only", nargs="+", metavar="CELL", help="these cells, groups or studies (see --list)")
-    parser.add_argument("--methods", nargs="+", metavar="NAME", help="only methods whose name contains one of these")
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help="only these, as library:method, library or method")
     parser.add_argument("--out", type=Path, help="directory of the results")
     parser.add_argument("--repeats", type=int, help="turns of every method")
     parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="rtol and atol")
     parser.add_argument("--minutes", type=float, help="begin nothing new after so long")
+    parser.add_argument("--no-memory", action="store_true", help="do not measure the peak memory")
     parser.add_argument("--report", action="store_true", help="only write the tables and the figure again")
     parser.add_argument("--list", action="store_true", help="list the names of cells and studies")
     return parser.parse_args(argv)
@@ -155,6 +158,7 @@ def main(argv: list[str] | None = None) -> None:
     threads.set_threads()
     limits = FULL if arguments.full else QUICK
     limits = replace(limits, turns=arguments.repeats) if arguments.repeats else limits
+    limits = replace(limits, memory_run=0.0) if arguments.no_memory else limits
     run = Run(out, keep=bool(arguments.only))
     run.add([machine()])
     minutes = arguments.minutes or (math.inf if arguments.only else MINUTES[arguments.full])

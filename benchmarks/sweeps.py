@@ -21,13 +21,15 @@ PRECISION_METHODS = (
 SCALING_METHODS = ("quadjoint:direct", "quadjoint:discrete", "quadjoint:gq", "quadjoint:gq-paper", "quadjoint:adjoint")
 
 
-def precision(methods: list[Method], say: Say, *, tiny: bool = False) -> Iterator[list[Record]]:
+def precision(
+    methods: list[Method], say: Say, limits: Limits = LIMITS, *, tiny: bool = False
+) -> Iterator[list[Record]]:
     """All methods over a range of tolerances; the growth with the number of steps is read off the same records."""
     chosen = [m for m in methods if m.name in PRECISION_METHODS]
     names, tolerances = (("tiny-sines",), (1e-2, 1e-4)) if tiny else (PRECISION_CELLS, TOLERANCES)
     for name in names:
         for tolerance in tolerances:
-            yield measure_group([cells()[name]], chosen, LIMITS, say, tolerance, kind="precision")
+            yield measure_group([cells()[name]], chosen, limits, say, tolerance, kind="precision")
 
 
 def growth(tiny: bool = False) -> Iterator[tuple[str, int, Cell]]:
@@ -41,11 +43,11 @@ def growth(tiny: bool = False) -> Iterator[tuple[str, int, Cell]]:
         yield "state", 32 * dim, Cell("growth", "spheres", 200, 32, dim=dim)
 
 
-def scaling(methods: list[Method], say: Say, *, tiny: bool = False) -> Iterator[list[Record]]:
+def scaling(methods: list[Method], say: Say, limits: Limits = LIMITS, *, tiny: bool = False) -> Iterator[list[Record]]:
     chosen = [m for m in methods if m.name in SCALING_METHODS]
     for sweep, x, cell in growth(tiny):
         named = replace(cell, name=f"{sweep}-{x}")
-        yield measure_group([named], chosen, LIMITS, say, kind="scaling", sweep=sweep, x=x)
+        yield measure_group([named], chosen, limits, say, kind="scaling", sweep=sweep, x=x)
 
 
 def time_to_reach(records: list[Record], cell: str, method: str, error: float) -> float | None:

@@ -34,7 +34,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def records(out: Path) -> list[dict[str, Any]]:
-    return run(out, "--tolerance", "1e-5", "--only", *TINY, *STUDIES)
+    methods = ["auto", "discrete", "gq", "quadjoint:adjoint", "torchdiffeq", "torchode", "torchsde"]
+    return run(out, "--tolerance", "1e-5", "--no-memory", "--methods", *methods, "--only", *TINY, *STUDIES)
 
 
 def test_every_library_computes_the_gradient_of_the_reference(records: list[dict[str, Any]]) -> None:

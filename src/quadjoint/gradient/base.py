@@ -69,7 +69,15 @@ class _Solve(torch.autograd.Function):
             if torch.is_grad_enabled():
                 return None, None, *_differentiable(problem, y0, points, observed, params, grad_ys)
             out = ctx.method.backward(problem, ctx.memory, grad_ys)
+        if not _graph_is_kept():
+            ctx.memory = None  # as autograd frees what it saved, also while the result of the solve lives on
         return None, None, out.y0, out.points, out.observed, *out.params
+
+
+def _graph_is_kept() -> bool:
+    """Whether the running backward pass was asked to retain its graph; taken for granted where torch does not say."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return True if ask is None else bool(ask())
 
 
 def _differentiable(problem: Problem, y0: Tensor, points: Tensor | None, observed: Tensor | None,

@@ -184,6 +184,7 @@ class _Sweep:
             dynamics, state, solver.stepper, solver.make_control(), Observer([times[-1], times[0]]),
             jumps=jumps, hooks=Hooks(accepted=total.observe if total and problem.params else None),
         )  # fmt: skip
+        self.dynamics = None  # a cycle of references would keep the trajectory until the next garbage collection
         problem.stats.backward_accepted_steps += out.accepted_steps
         problem.stats.backward_rejected_steps += out.rejected_steps
         if total is not None and problem.params:

@@ -195,6 +195,26 @@ def test_modes_of_the_discrete_adjoint(mode: str, store: str) -> None:
     assert error(value, gradients(sde, "direct", 1e-6)) < 1e-11
 
 
+@pytest.mark.parametrize("sde_type", ["stratonovich", "ito"])
+@pytest.mark.parametrize("noise_type", ["diagonal", "general"])
+def test_dynamics_can_be_compiled_whole(noise_type: str, sde_type: str) -> None:
+    sde, y = network(noise_type, sde_type), ones(3, 2).requires_grad_()
+    dynamics = WongZakai(sde, 0.0, 1.0, terms=20).sample(y, seed=0)
+    compiled = torch.compile(dynamics, backend="aot_eager", fullgraph=True)
+    for t in TIMES[:2]:
+        eager, traced = (torch.autograd.grad(f(t, y).sum(), [y, *sde.parameters()]) for f in (dynamics, compiled))
+        for a, b in zip(eager, traced, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+@pytest.mark.parametrize("sde_type", ["stratonovich", "ito"])
+def test_compiled_steps(sde_type: str) -> None:
+    sde = network("diagonal", sde_type)
+    assert error(gradients(sde, "discrete", 1e-6, compile=True), gradients(sde, "direct", 1e-6)) < 1e-11
+
+
 def test_times_of_each_sample() -> None:
     sde = network("diagonal")
     dynamics = WongZakai(sde, 0.0, 2.0, terms=5).sample(ones(3, 2), seed=0)

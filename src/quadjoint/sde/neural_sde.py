@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
@@ -64,8 +62,6 @@ class NeuralSDE(nn.Module):
         self.drift, self.diffusion = drift, diffusion
         self.noise_type, self.sde_type = noise_type, sde_type
         self.elementwise = elementwise
-        if sde_type == "ito":
-            _load_forward_mode()
 
     def f(self, t: Tensor, y: Tensor) -> Tensor:
         """The drift."""
@@ -103,18 +99,18 @@ class NeuralSDE(nn.Module):
     def correction(self, t: Tensor, y: Tensor) -> Tensor:
         """1/2 Σ_j (∂g_j/∂y) g_j over the columns g_j of g: the Itô drift minus the Stratonovich one.
 
-        One forward-mode product for each column, all stacked in one evaluation: none for additive noise,
-        one for scalar or elementwise noise, otherwise as many as there are Wiener processes for a sample.
+        A product with ∂g/∂y is the transpose of a vector-Jacobian product: reverse mode twice, which unlike
+        forward mode can be compiled. No product for additive noise, one for scalar or elementwise noise,
+        otherwise one for each Wiener process of a sample, all stacked.
         """
         if self.noise_type == "additive":
             return torch.zeros_like(y)
-
-        y = y.clone(memory_format=torch.contiguous_format)  # forward mode refuses expanded tensors
+        g, transposed = torch.func.vjp(lambda z: self.g(t, z), y)
+        _, jacobian = torch.func.vjp(lambda u: transposed(u)[0], torch.zeros_like(g))
 
         def along(direction: Tensor) -> Tensor:
-            return cast(Tensor, torch.func.jvp(lambda z: self.g(t, z), (y,), (direction.to(y.dtype),))[1])
+            return cast(Tensor, jacobian(direction)[0])
 
-        g = self.g(t, y)
         if self.noise_type == "diagonal":
             if self.elementwise or g.shape[-1] == 1:
                 return 0.5 * along(g)
@@ -129,7 +125,6 @@ class NeuralSDE(nn.Module):
         """The same process as an SDE of the other type, sharing all weights; itself if it is of that type."""
         if sde_type == self.sde_type:
             return self
-        _load_forward_mode()
         return NeuralSDE(_Converted(self), self.diffusion, self.noise_type, sde_type, elementwise=self.elementwise)
 
     def extra_repr(self) -> str:
@@ -147,11 +142,3 @@ class _Converted(nn.Module):
         correction = self.sde.correction(t, y)
         drift = self.sde.f(t, y)
         return drift - correction if self.sde.sde_type == "ito" else drift + correction
-
-
-@functools.cache
-def _load_forward_mode() -> None:
-    """Torch builds its forward-mode rules at first use, with a warning about its own use of torch.jit."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.func.jvp(torch.neg, (torch.zeros(()),), (torch.zeros(()),))

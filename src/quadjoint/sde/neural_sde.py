@@ -13,6 +13,7 @@ from quadjoint.errors import nearest
 NoiseType = Literal["diagonal", "scalar", "additive", "general"]
 SDEType = Literal["stratonovich", "ito"]
 Field = Callable[[Any, Tensor], Tensor]
+_Linearised = tuple[Tensor, Callable[[Tensor], tuple[Tensor]]]  # a value, and products with its derivative
 
 NOISE_TYPES: tuple[NoiseType, ...] = ("diagonal", "scalar", "additive", "general")
 SDE_TYPES: tuple[SDEType, ...] = ("stratonovich", "ito")
@@ -105,11 +106,11 @@ class NeuralSDE(nn.Module):
         """
         if self.noise_type == "additive":
             return torch.zeros_like(y)
-        g, transposed = torch.func.vjp(lambda z: self.g(t, z), y)
-        _, jacobian = torch.func.vjp(lambda u: transposed(u)[0], torch.zeros_like(g))
+        g, transposed = cast(_Linearised, torch.func.vjp(lambda z: self.g(t, z), y))
+        _, jacobian = cast(_Linearised, torch.func.vjp(lambda u: transposed(u)[0], torch.zeros_like(g)))
 
         def along(direction: Tensor) -> Tensor:
-            return cast(Tensor, jacobian(direction)[0])
+            return jacobian(direction)[0]
 
         if self.noise_type == "diagonal":
             if self.elementwise or g.shape[-1] == 1:

@@ -15,6 +15,7 @@ from benchmarks.forward import ratios as forward_ratios
 
 Record = dict[str, Any]
 DIRECT, LEAN, PAPER_CODE, PAPER = "torchdiffeq:direct", "quadjoint:discrete", "paper:gq", "quadjoint:gq-paper"
+MANY = 10  # cells, beyond which only those that miss an aim are named
 OURS = ("direct", "discrete", "discrete-joint", "discrete-stacked", "discrete-parallel", "gq")
 
 
@@ -74,7 +75,11 @@ def judge(regime: str, aim: str, values: dict[str, float | None], met: Callable[
     if not known:
         return Row(regime, aim, "", "not measured")
     good = [cell for cell, value in known.items() if met(cell, value)]
-    text = ", ".join(f"{cell} {form.format(v)}{'' if cell in good else ' ✗'}" for cell, v in known.items())
+    shown = known if len(known) <= MANY else {cell: v for cell, v in known.items() if cell not in good}
+    text = ", ".join(f"{cell} {form.format(v)}{'' if cell in good else ' ✗'}" for cell, v in shown.items())
+    if len(known) > MANY and good:
+        low, high = (form.format(pick(known[cell] for cell in good)) for pick in (min, max))
+        text = f"{text}; " * bool(text) + f"{len(good)} cells from {low} to {high}"
     verdict = "met" if len(good) == len(known) else f"not met ({len(good)} of {len(known)} cells)"
     missing = len(values) - len(known)
     if missing:

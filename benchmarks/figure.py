@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
-# Ours in full lines, peers dashed; the modes of `discrete` are in the table, here the one it chooses by itself.
+# Ours in full lines and marks, peers in dashed and hollow ones; the modes of `discrete` are in the table, here the one it chooses by itself.
 STYLES: dict[str, tuple[str, str, str]] = {
     "quadjoint:auto": ("#000000", "o", "-"),
     "quadjoint:direct": ("#0072b2", "s", "-"),
@@ -27,6 +27,7 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "torchsde:adjoint": ("#b2abd2", "h", "--"),
 }
 COLUMNS = 4
+CROWDED = 6  # cells in a panel, beyond which names are turned and points not joined
 
 
 def panels(records: list[Record]) -> dict[str, list[Record]]:
@@ -62,7 +63,8 @@ def draw(records: list[Record], path: Path) -> Path | None:
         times.set_title(title)
     handles: dict[str, Any] = {}
     for axis in axes.flat:
-        handles |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
     ordered = [m.replace(":", " ") for m in STYLES if m.replace(":", " ") in handles]
     figure.legend(handles=[handles[m] for m in ordered], loc="lower center", ncols=6, frameon=False)
     figure.tight_layout(rect=(0, 1.2 / (5.6 * bands + 1.2) * 0.8, 1, 1))
@@ -79,10 +81,16 @@ def _panel(axis: Any, records: list[Record], field: str, label: str) -> None:
         where = [i for i, cell in enumerate(cells) if cell in by]
         if where:
             values = [by[cells[i]] for i in where]
-            style = {"color": color, "marker": marker, "linestyle": line, "markersize": 5, "linewidth": 1.2}
+            joined = line if len(cells) <= CROWDED else "none"
+            style = {"color": color, "marker": marker, "linestyle": joined, "markersize": 5, "linewidth": 1.2}
+            style |= {"markerfacecolor": "none"} if line == "--" else {}
             axis.plot(where, values, label=method.replace(":", " "), **style)
     axis.set_yscale("log")
-    axis.set_xticks(range(len(cells)), [_tick(cell) for cell in cells], fontsize=8 if len(cells) < 8 else 6)
+    crowded = len(cells) > CROWDED
+    names = [_tick(cell).replace("\n", " " if crowded else "\n") for cell in cells]
+    if crowded and field != "error":  # the panel below has the same names
+        names = [""] * len(cells)
+    axis.set_xticks(range(len(cells)), names, fontsize=7 if crowded else 9, rotation=90 if crowded else 0)
     axis.set_xlim(-0.4, len(cells) - 0.6)
     axis.set_ylabel(label)
     axis.grid(True, which="major", alpha=0.3)

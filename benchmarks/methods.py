@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +15,8 @@ from torch import Tensor
 import quadjoint as qj
 from benchmarks.problems import Case
 
+REFERENCES = Path(__file__).resolve().parents[1] / "outputs" / "benchmarks" / "references"
+WORTH_STORING = 2.0  # seconds
 SMALL_WIDTH = 100  # networks up to this width are also measured compiled
 
 
@@ -110,9 +115,30 @@ def ours() -> list[Method]:
 
 def reference(case: Case) -> list[Tensor]:
     """The gradient in float64 to 1e-9: dopri8 and its exact transpose. ``case`` is built in float64."""
-    gradient = qj.DiscreteAdjoint(keep="states", mode="joint")
+    gradient = qj.DiscreteAdjoint(mode="joint")
     ys = qj.odeint(case.f, case.y0, case.t, method="dopri8", rtol=1e-9, atol=1e-9, gradient=gradient)
     return list(torch.autograd.grad(case.value(ys), case.wrt))
+
+
+def stored_reference(case: Case, name: str) -> list[Tensor]:
+    """The reference, computed once for every problem: those of wide networks take minutes.
+
+    A file is named by a fingerprint of all numbers of the case, so that a changed problem is a new one.
+    """
+    numbers = [*case.f.state_dict().values(), case.y0, case.t, *case.constants.values()]
+    digest = hashlib.sha256()
+    for x in numbers:
+        digest.update(x.detach().numpy().tobytes())
+    path = REFERENCES / f"{name}-{digest.hexdigest()[:16]}.pt"
+    if path.exists():
+        return list(torch.load(path))
+    start = time.perf_counter()
+    found = reference(case)
+    if time.perf_counter() - start > WORTH_STORING:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save([g.detach() for g in found], path.with_suffix(".partial"))
+        path.with_suffix(".partial").replace(path)
+    return found
 
 
 def relative_error(found: list[Tensor], wanted: list[Tensor]) -> float:

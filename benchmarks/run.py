@@ -17,12 +17,14 @@ from pathlib import Path
 if __name__ == "__main__":  # `benchmarks` as a package, and none of its files as a module of its own
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks import figure, forward, sweeps, threads
+from benchmarks import figure, forward, sweeps, threads  # isort: skip  # before torch
+import torch
+
 from benchmarks.gradients import TOLERANCE, Record, Say, measure_group
 from benchmarks.measure import FULL, QUICK, Limits, machine
-from benchmarks.methods import Method, ours
+from benchmarks.methods import Method, ours, stored_reference
 from benchmarks.peers import peers
-from benchmarks.problems import Cell, cells
+from benchmarks.problems import Cell, build, cells
 from benchmarks.report import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,6 +112,14 @@ def measure_item(item: str, run: Run, arguments: argparse.Namespace, limits: Lim
         run.add(measure_group(group, methods, limits, say, arguments.tolerance))
 
 
+def prepare(items: list[str], say: Say) -> None:
+    """Exact gradients of all cells, which need no quiet machine, ahead of a run that does."""
+    for cell in [c for c in cells().values() if c.together in items]:
+        start = time.perf_counter()
+        stored_reference(build(cell, torch.float64), cell.name)
+        say(f"{cell.name}: {time.perf_counter() - start:.1f} s")
+
+
 def write_report(out: Path, say: Say) -> None:
     records = load(out / "results.jsonl")
     (out / "results.md").write_text(markdown(records))
@@ -129,6 +139,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="begin nothing new after so long")
     parser.add_argument("--no-memory", action="store_true", help="do not measure the peak memory")
     parser.add_argument("--report", action="store_true", help="only write the tables and the figure again")
+    parser.add_argument(
+        "--references", action="store_true", help="only compute the exact gradients, and store slow ones"
+    )
     parser.add_argument("--list", action="store_true", help="list the names of cells and studies")
     return parser.parse_args(argv)
 
@@ -156,6 +169,9 @@ def main(argv: list[str] | None = None) -> None:
         write_report(out, print)
         return
     threads.set_threads()
+    if arguments.references:
+        prepare(pick(arguments), print)
+        return
     limits = FULL if arguments.full else QUICK
     limits = replace(limits, turns=arguments.repeats) if arguments.repeats else limits
     limits = replace(limits, memory_run=0.0) if arguments.no_memory else limits

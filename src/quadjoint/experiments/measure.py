@@ -36,11 +36,10 @@ def peak_memory(work: Callable[[], object], device: str = "cpu") -> int:
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler otherwise writes to stderr
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+    with torch.autograd.profiler.profile(use_kineto=True, profile_memory=True) as profile:
         work()
-    profiler: Any = profile.profiler
-    events = [e for e in profiler.kineto_results.events() if e.name() == "[memory]"]
+    results: Any = profile.kineto_results
+    events = [event for event in results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
     held = peak = 0
     for event in events:

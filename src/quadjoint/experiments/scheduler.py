@@ -228,10 +228,13 @@ def on_ray(address: str, out: Path, data: Path | None = None) -> Backend:
         ray.init(**options, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         try:
             task = ray.remote(num_cpus=1, max_retries=0)(_ray_task)
-            pending = {task.remote(job, out, data): job for job in jobs}
-            for job in jobs:
-                yield Event("started", job)
-            while pending:
+            waiting, pending = jobs[::-1], {}
+            places = max(1, int(ray.cluster_resources().get("CPU", 1)))
+            while waiting or pending:
+                while waiting and len(pending) < places:
+                    job = waiting.pop()
+                    pending[task.remote(job, out, data)] = job
+                    yield Event("started", job)
                 ready, _ = ray.wait(list(pending), num_returns=1, timeout=_TICK)
                 if not ready:
                     yield Event("tick")

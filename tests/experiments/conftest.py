@@ -1,0 +1,75 @@
+"""Tiny versions of every experiment, run once for all tests here."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from quadjoint.experiments import crossing, images, memory, nested_spheres, ou, sines, toy_gradient
+from quadjoint.experiments.execute import Job, execute
+from quadjoint.experiments.training import Context
+
+TINY = {
+    "toy-gradient": [toy_gradient.Config(first=1.0, last=2.0, points=3)],
+    "memory": [memory.Config(tightest=1e-5)],
+    "nested-spheres": [nested_spheres.Config(width=4, epochs=2, points=40, batch=20, test_points=10)],
+    "sines": [
+        sines.Config(width=4, epochs=2, times=5),
+        *(sines.Config(width=4, epochs=1, times=4, spacing=s, study="regularity") for s in sines.SPACINGS),
+    ],
+    "images": [images.Config(width=4, epochs=1, batch=4, train_images=8, test_images=4, lr=1e-3)],
+    "ou": [ou.Config(width=4, epochs=1, starts=4, batch=2, test_starts=2, samples=5, times=6, end=1.0, step=0.1)],
+    "crossing": [crossing.Config(width=4, epochs=2)],
+}
+MODULES = {m.NAME: m for m in (toy_gradient, memory, nested_spheres, sines, images, ou, crossing)}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def write_idx(path: Path, array: np.ndarray, *, zipped: bool = False) -> Path:
+    header = b"\x00\x00\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    content = header + array.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(content) if zipped else content)
+    return path
+
+
+@pytest.fixture(scope="session", name="write_idx")
+def write_idx_fixture():
+    return write_idx
+
+
+@pytest.fixture(scope="session")
+def data_home(tmp_path_factory) -> Path:
+    """A data home with a few invented digits in MNIST's form."""
+    home = tmp_path_factory.mktemp("data")
+    (home / "mnist").mkdir()
+    random = np.random.default_rng(0)
+    for part, count in (("train", 12), ("t10k", 6)):
+        write_idx(home / "mnist" / f"{part}-images-idx3-ubyte", random.integers(0, 256, (count, 28, 28)))
+        write_idx(home / "mnist" / f"{part}-labels-idx1-ubyte", random.integers(0, 10, count))
+    return home
+
+
+@pytest.fixture(scope="session")
+def records(tmp_path_factory, data_home) -> list[dict]:
+    """The records of every experiment by every method, at a size of milliseconds."""
+    out = tmp_path_factory.mktemp("out")
+    made = []
+    for name, configs in TINY.items():
+        for config in configs:
+            for method in MODULES[name].METHODS:
+                job = Job(name, replace(config, method=method))
+                made.append(execute(job, out, Context(data=data_home)))
+    return made

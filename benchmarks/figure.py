@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
-# Ours in full lines and marks, peers in dashed and hollow ones; the modes of `discrete` are in the table, here the one it chooses by itself.
+# Ours in full lines and marks, peers in dashed and hollow ones. Of the modes of `discrete` only the one that it chooses
+# by itself is drawn; the table has them all.
 STYLES: dict[str, tuple[str, str, str]] = {
     "quadjoint:auto": ("#000000", "o", "-"),
     "quadjoint:direct": ("#0072b2", "s", "-"),

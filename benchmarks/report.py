@@ -111,7 +111,10 @@ def skipped_text(records: list[Record]) -> str:
     late += [f"- {r['cell']}: {r['note']}" for r in records if r["kind"] == "left-out"]
     if not reasons and not late:
         return ""
-    lines = [f"- {method.replace(':', ' ')}: {note} ({', '.join(cells)})" for (method, note), cells in reasons.items()]
+    lines = [
+        f"- {method.replace(':', ' ')}: {note} ({', '.join(cells) if len(cells) <= 8 else f'{len(cells)} cells'})"
+        for (method, note), cells in reasons.items()
+    ]
     return "Left out (–):\n\n" + "\n".join(lines + late)
 
 

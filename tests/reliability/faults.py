@@ -343,7 +343,7 @@ def stiff_start() -> Tensor:
 NOT_FINITE = (NonFiniteStateError, "not finite")
 SHORT = {"options": {"max_num_steps": 300}}
 # The recorded and transposed solves are as transparent to NaN as any other operation of torch.
-NOT_A_NUMBER = {name: (None, "") for name in ("direct", "discrete", "reversible", "auto")}
+TORCH_LIKE = {name: (None, "") for name in ("direct", "discrete", "reversible", "auto")}
 
 FAULTS: tuple[Fault, ...] = (
     Fault("NaN after t = 0.5", sick(), *NOT_FINITE),
@@ -379,7 +379,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault("autocast around the solve", Benign, around=bfloat16, tolerance=5e-2, settings={"rtol": 1e-2, "atol": 1e-2}),
     Fault("van der Pol, mu = 1000", VanDerPol, qj.SolveError, "stiff", settings=SHORT, y0=stiff_start),
     Fault("Robertson", Robertson, qj.SolveError, "stiff", settings=SHORT, y0=lambda: stiff_start() / 2),
-    Fault("NaN in the gradient of the loss", Benign, qj.SolveError, "not finite|NaN", poison=True, special=NOT_A_NUMBER),
+    Fault(
+        "NaN in the gradient of the loss", Benign, qj.SolveError, "not finite|NaN", poison=True, special=NOT_A_NUMBER
+    ),
 )
 
 

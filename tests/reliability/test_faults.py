@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from reliability.faults import FAULTS, GRADIENTS, TIMES, Benign, Dropout, Fault, attempt, difference, initial, method_of
 
 import quadjoint as qj
+from reliability.faults import FAULTS, GRADIENTS, TIMES, Benign, Dropout, Fault, attempt, difference, initial, method_of
 
 
 @pytest.mark.parametrize("gradient", GRADIENTS)

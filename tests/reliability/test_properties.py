@@ -66,7 +66,9 @@ class Case:
 
     def y0(self) -> Any:
         g = torch.Generator().manual_seed(self.seed + 1)
-        parts = tuple(torch.randn(self.shape, generator=g, dtype=torch.float64).to(self.dtype) for _ in range(self.parts))
+        parts = tuple(
+            torch.randn(self.shape, generator=g, dtype=torch.float64).to(self.dtype) for _ in range(self.parts)
+        )
         return parts[0] if self.parts == 1 else parts
 
     def times(self) -> Tensor:

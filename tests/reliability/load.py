@@ -1,0 +1,76 @@
+"""Many solves, failing solves and large solves, and the memory that they leave behind."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import quadjoint as qj
+from reliability.faults import Benign, Fault, Nan, RaisesBackward, attempt, method_of
+
+SOUND = Fault("none", Benign)
+
+
+def live_tensors() -> int:
+    """Tensors that Python can still reach, after a collection."""
+    gc.collect()
+    return sum(1 for x in gc.get_objects() if issubclass(type(x), Tensor))
+
+
+def resident_bytes() -> int:
+    """Memory of this process; where /proc is missing, its peak."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def good(gradient: str) -> Callable[[], None]:
+    """A solve with its gradient, always of the same function."""
+    f = Benign()
+    method = method_of(gradient)
+    y0 = torch.linspace(-1, 1, 300, dtype=torch.float64).reshape(100, 3)
+    t = torch.tensor([0.0, 1.0], dtype=torch.float64)
+
+    def run() -> None:
+        f.zero_grad()
+        qj.odeint(f, y0, t, method=method, gradient=gradient, rtol=1e-2, atol=1e-2).sum().backward()
+
+    return run
+
+
+def fresh(gradient: str) -> Callable[[], None]:
+    """As ``good``, with a new function every time, so that nothing may be kept per function."""
+    return lambda: good(gradient)()
+
+
+def bad(gradient: str) -> Callable[[], None]:
+    """A solve that fails on its way forwards, and one that fails on its way back."""
+    forwards, backwards = Nan(), RaisesBackward()
+    loose = Fault("none", Benign, settings={"rtol": 1e-1, "atol": 1e-1})
+
+    def run() -> None:
+        for f in (forwards, backwards):
+            try:
+                attempt(loose, f, gradient)
+            except (qj.SolveError, LookupError):
+                continue
+            raise AssertionError("the solve should have failed")
+
+    return run
+
+
+def growth(run: Callable[[], None], count: int, warm_up: int = 5) -> tuple[int, int]:
+    """Tensors and resident bytes that ``count`` runs leave behind."""
+    for _ in range(warm_up):
+        run()
+    tensors, before = live_tensors(), resident_bytes()
+    for _ in range(count):
+        run()
+    return live_tensors() - tensors, resident_bytes() - before

@@ -59,6 +59,7 @@ class AdaptiveControl:
         self.settings, self.order = settings, order
         self.h = 0.0  # always positive
         self.previous_ratio = 1.0
+        self.length = 0.0  # of the step in progress; t1 - t0 differs from it by rounding
         self.full_step = 0.0  # the step size wanted before a stop cut it short
         self.first_h: float | None = None
 
@@ -97,8 +98,9 @@ class AdaptiveControl:
         """
         h = min(max(self.h, self.settings.min_step), self.settings.max_step)
         remaining = abs(stop - t)
-        self.full_step = h
+        self.full_step = self.length = h
         if remaining <= h * 1.01:
+            self.length = remaining
             return stop, None
         t1 = t + math.copysign(h, stop - t)
         if h < 10 * math.ulp(t):  # a few units in the last place are lengths that cannot be controlled
@@ -111,8 +113,8 @@ class AdaptiveControl:
 
     def judge(self, step: Step) -> bool:
         s = self.settings
-        h = abs(step.t1 - step.t0)
-        shortest = min(h, self.full_step) <= s.min_step  # t1 - t0 may exceed the step size by rounding
+        h = self.length
+        shortest = h <= s.min_step
         ratio = s.error_ratio(step)
         if not math.isfinite(ratio):
             self._check_start(step, h)
@@ -167,6 +169,8 @@ class GridControl:
         return None
 
     def propose(self, t: float, stop: float, y: Tensor) -> tuple[float, Clock | None]:
+        if math.isfinite(stop) and stop != self.grid[-1] and self._passes(t, stop):
+            return stop, None
         self.index += 1
         if self.index >= len(self.grid):
             return t + (self.grid[1] - self.grid[0]), None
@@ -174,6 +178,17 @@ class GridControl:
         if self.points is not None:
             clock = (self.points[self.index - 1], self.points[self.index])
         return self.grid[self.index], clock
+
+    def _passes(self, t: float, stop: float) -> bool:
+        """Whether the next grid point lies on or past a stop between grid points, which is then landed on first."""
+        slack = 1e-9 * (stop - t)  # grid points this close to the stop are taken for it
+        direction = math.copysign(1.0, slack)
+        while direction * (self.grid[self.index + 1] - t - slack) <= 0:
+            self.index += 1
+        beyond = direction * (self.grid[self.index + 1] - stop)
+        if abs(beyond) <= abs(slack):
+            self.index += 1
+        return beyond >= -abs(slack)
 
     def judge(self, step: Step) -> bool:
         return True

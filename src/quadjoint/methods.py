@@ -70,7 +70,7 @@ def make_solver(method: str, options: dict[str, Any], rtol: Any, atol: Any, layo
     points = _grid(options, f, y0, t)
     grid = points.detach().to("cpu", torch.float64).tolist()
     _check_grid(grid, times)
-    tracked = points if points.requires_grad else None
+    tracked = points if points.requires_grad and stepper.clocked else None
     perturb = bool(options.get("perturb", False))
     limit = settings.max_num_steps if "max_num_steps" in options else 2**31 - 1
     return Solver(method, stepper, lambda: GridControl(grid, tracked, perturb, limit), settings, grid, tracked)
@@ -137,7 +137,7 @@ def _grid(options: dict[str, Any], f: Callable[..., Any], y0: Tensor, t: Tensor)
     if step_size is not None and constructor is not None:
         raise ValueError("Give options['step_size'] or options['grid_constructor'], not both.")
     if constructor is not None:
-        return torch.as_tensor(constructor(f, y0, t))
+        return _through(t, torch.as_tensor(constructor(f, y0, t)))
     if step_size is None:
         return t
     h = _positive("step_size", step_size)
@@ -145,7 +145,18 @@ def _grid(options: dict[str, Any], f: Callable[..., Any], y0: Tensor, t: Tensor)
     length = last - first
     n = max(1, math.ceil(abs(length) / h - 1e-9))
     steps = torch.arange(n, dtype=torch.float64, device="cpu") * math.copysign(h, length)
-    return torch.cat([t[0] + steps.to(t), t[-1:]])
+    return _through(t, torch.cat([t[0] + steps.to(t), t[-1:]]))
+
+
+def _through(t: Tensor, grid: Tensor) -> Tensor:
+    """The same grid, whose points at observation times (to rounding) are those times and move with them."""
+    points, times = (x.detach().to("cpu", torch.float64) for x in (grid, t))
+    sign = math.copysign(1.0, float(times[-1] - times[0]))
+    slack = 4 * torch.finfo(t.dtype).eps * float(times.abs().max())
+    near = torch.searchsorted(sign * points, sign * times - slack).clamp(max=len(points) - 1)
+    hit = (points[near] - times).abs() <= slack
+    index = torch.full((len(points),), -1).index_copy_(0, near[hit], torch.arange(len(times))[hit]).to(t.device)
+    return torch.where(index >= 0, t[index.clamp(min=0)], grid.to(t))
 
 
 def _check_grid(grid: list[float], times: list[float]) -> None:

@@ -201,7 +201,7 @@ def _differentiable_in_times(problem: Problem, how: Gradient, y: Tensor, t: Tens
                              ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Solve; gradients in the times come from the flow at the observations, unless a fixed grid carries them."""
     learnable = t.requires_grad and torch.is_grad_enabled()
-    by_flow = learnable and not (how.exact_clock and problem.solver.grid is not None and not per_sample)
+    by_flow = learnable and not (how.exact_clock and problem.solver.points is not None)
     if by_flow:
         y = shift(problem.f, y, t[:, 0] if per_sample else t[0], sign=-1.0)
     ys = how.apply(problem, y)

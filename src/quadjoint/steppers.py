@@ -155,6 +155,7 @@ class RungeKutta:
     """Steps of one explicit Runge-Kutta method."""
 
     transposable = True
+    clocked = True  # differentiable in the ends of a step
 
     def __init__(self, tableau: ButcherTableau) -> None:
         self.tableau = tableau
@@ -249,6 +250,7 @@ class Adams:
 
     adaptive = False
     transposable = False
+    clocked = False  # the weights depend on the times of the history
     order = 4
     min_history = 4
 
@@ -282,7 +284,8 @@ class Adams:
         for _ in range(self.max_iters):
             before, y1 = y1, combine(base, [f(t1, y1, nudge)], [(0, last)], dt)
             with torch.no_grad():
-                change = (y1 - before).abs() / (self.atol + self.rtol * torch.maximum(y1.abs(), before.abs()))
+                moved = torch.maximum((y1 - y).abs(), (before - y).abs())
+                change = (y1 - before).abs() / (self.atol + self.rtol * moved)
                 if float(change.max()) < 1.0:
                     return y1
         warn_once(
@@ -301,6 +304,7 @@ class AsynchronousLeapfrog:
 
     adaptive = True
     transposable = False
+    clocked = True
     order = 2
 
     def __init__(self, eta: float = 1.0) -> None:
@@ -351,6 +355,7 @@ class Scipy:
 
     adaptive = False  # SciPy controls the step size
     transposable = False
+    clocked = False
 
     def __init__(self, solver: str, rtol: Any, atol: Any, **options: Any) -> None:
         try:

@@ -26,7 +26,7 @@ class Growth(nn.Module):
     def forward(self, t: Tensor, y: Tensor) -> Tensor:
         return self.r * torch.cos(self.w * t) * y
 
-    def exact(self, t: Tensor, y0: Tensor) -> Tensor:
+    def exact(self, y0: Tensor, t: Tensor) -> Tensor:
         phase = (torch.sin(self.w * t) - torch.sin(self.w * t[0])) / self.w
         return torch.exp(self.r * phase).reshape(-1, *(1,) * y0.ndim) * y0
 
@@ -43,7 +43,7 @@ class Logistic(nn.Module):
     def forward(self, t: Tensor, y: Tensor) -> Tensor:
         return self.r * y * (1 - y / self.m)
 
-    def exact(self, t: Tensor, y0: Tensor) -> Tensor:
+    def exact(self, y0: Tensor, t: Tensor) -> Tensor:
         decay = torch.exp(-self.r * (t - t[0])).reshape(-1, *(1,) * y0.ndim)
         return self.m / (1 + (self.m / y0 - 1) * decay)
 
@@ -59,7 +59,7 @@ class Linear(nn.Module):
     def forward(self, t: Tensor, y: Tensor) -> Tensor:
         return y @ self.a.T
 
-    def exact(self, t: Tensor, y0: Tensor) -> Tensor:
+    def exact(self, y0: Tensor, t: Tensor) -> Tensor:
         flow = torch.linalg.matrix_exp((t - t[0]).reshape(-1, 1, 1) * self.a)
         return y0 @ flow.transpose(1, 2)
 
@@ -76,7 +76,7 @@ class Spiral(nn.Module):
     def forward(self, t: Tensor, y: Tensor) -> Tensor:
         return torch.complex(-self.a, self.w) * y
 
-    def exact(self, t: Tensor, y0: Tensor) -> Tensor:
+    def exact(self, y0: Tensor, t: Tensor) -> Tensor:
         return torch.exp(torch.complex(-self.a, self.w) * (t - t[0])).reshape(-1, *(1,) * y0.ndim) * y0
 
 
@@ -95,7 +95,7 @@ class Oscillator(nn.Module):
         x, v = y
         return v[:, 0], -(self.w**2) * x[:, None]
 
-    def exact(self, t: Tensor, y0: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def exact(self, y0: tuple[Tensor, ...], t: Tensor) -> tuple[Tensor, ...]:
         x0, v0 = y0[0], y0[1][:, 0]
         angle = (self.w * (t - t[0])).reshape(-1, 1)
         x = x0 * torch.cos(angle) + v0 / self.w * torch.sin(angle)

@@ -56,7 +56,8 @@ def odeint_adjoint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any 
     """As ``odeint``, with gradients in little memory.
 
     Runge-Kutta solves are differentiated by their exact transpose (``gradient="discrete"``), which solves no second
-    ODE: the ``adjoint_`` settings have no effect then, which is said once. Other methods get the quadrature adjoint.
+    ODE: the ``adjoint_`` settings have no effect then, which is said once. Multistep methods get the adjoint method,
+    SciPy's solvers the quadrature adjoint.
     ``gradient`` selects any method of quadjoint; ``adjoint_rtol``, ``adjoint_atol``, ``adjoint_method`` and
     ``adjoint_options`` apply to those that solve backwards in time ("adjoint", "seminorm", "gq", "gq-paper").
     """
@@ -66,7 +67,10 @@ def odeint_adjoint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any 
             f"adjoint_method = {adjoint_method!r} differs from method = {method!r}, so adjoint_options cannot be taken "
             "from options; give adjoint_options as well ({} for the defaults)."
         )
-    how = resolve(gradient or ("discrete" if method in RUNGE_KUTTA else "gq"))
+    # Stored states would be those of torchdiffeq's linear interpolation where multistep methods are concerned.
+    how = resolve(
+        gradient or ("discrete" if method in RUNGE_KUTTA else "gq" if method == "scipy_solver" else "adjoint")
+    )
     told = {
         "adjoint_rtol": adjoint_rtol if adjoint_rtol != rtol else None,
         "adjoint_atol": adjoint_atol if adjoint_atol != atol else None,

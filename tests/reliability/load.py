@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import quadjoint as qj
-from reliability.faults import Benign, Fault, Nan, RaisesBackward, attempt, method_of
+from reliability.faults import Fault, attempt, method_of
+from reliability.hostile import Benign, Nan, RaisesBackward
 
 SOUND = Fault("none", Benign)
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import quadjoint as qj
-from reliability.faults import FAULTS, GRADIENTS, TIMES, Benign, Dropout, Fault, attempt, difference, initial, method_of
+from reliability.faults import FAULTS, GRADIENTS, Fault, attempt, difference, initial, method_of
+from reliability.hostile import TIMES, Benign, Dropout
 
 
 @pytest.mark.parametrize("gradient", GRADIENTS)

@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import quadjoint as qj
-from reliability.faults import GRADIENTS, TIMES, Benign, initial, method_of
+from reliability.faults import GRADIENTS, initial, method_of
+from reliability.hostile import TIMES, Benign
 
 
 class Model(nn.Module):

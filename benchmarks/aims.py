@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.forward import AIM as FORWARD_AIM
 from benchmarks.forward import ratios as forward_ratios
+from benchmarks.sweeps import bytes_per_step
 
 Record = dict[str, Any]
 DIRECT, LEAN, PAPER_CODE, PAPER = "torchdiffeq:direct", "quadjoint:discrete", "paper:gq", "quadjoint:gq-paper"
@@ -140,29 +141,13 @@ def _memory(r: Results) -> list[Row]:
 
 
 def _growth(r: Results) -> Row:
-    """Memory for each further step, from the sweep over tolerances: stored states, or activations?"""
-    aim = "memory for each further step at most that of its stored states (8 state sizes), not of its activations"
-    values: dict[str, float | None] = {}
-    notes = []
-    for cell in dict.fromkeys(x["cell"] for x in r.records if x["kind"] == "precision"):
-        lean, direct = (_slope(r.records, cell, method) for method in (LEAN, "quadjoint:direct"))
-        state = next(x["state_bytes"] for x in r.records if x.get("cell") == cell and "state_bytes" in x)
-        values[cell] = None if lean is None else lean / (8 * state)
-        if direct is not None:
-            notes.append(f"direct {direct / (8 * state):.0f}x on {cell}")
-    return judge("any, more steps", aim, values, lambda c, v: v <= 1.5, form="{:.1f}x", note=", ".join(notes))
-
-
-def _slope(records: list[Record], cell: str, method: str) -> float | None:
-    """Bytes for each further accepted step, over the upper half of the tolerances that were measured."""
-    mine = [x for x in records if x["kind"] == "precision" and (x["cell"], x["method"]) == (cell, method)]
-    points = sorted(
-        {(x["steps"]["accepted"], x["peak_bytes"]) for x in mine if x["status"] == "ok" and x["peak_bytes"]}
-    )
-    if len(points) < 2:
-        return None
-    (n0, m0), (n1, m1) = points[len(points) // 2], points[-1]
-    return None if n1 == n0 else (m1 - m0) / (n1 - n0)
+    """Memory for each further step of a fixed grid: stored states, or activations?"""
+    aim = "memory for each further step that of its stored states (at most 1.5x), not of its activations"
+    lean, direct = (bytes_per_step(r.records, method) for method in (LEAN, "quadjoint:direct"))
+    stored = next((x["stored_bytes"] for x in r.records if x["kind"] == "memory"), 1)
+    note = "" if direct is None else f"direct {direct / stored:.0f}x"
+    values = {"rk4, sines": None if lean is None else lean / stored}
+    return judge("any, more steps", aim, values, lambda c, v: v <= 1.5, form="{:.1f}x", note=note)
 
 
 def _against_paper(r: Results) -> list[Row]:

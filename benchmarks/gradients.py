@@ -54,6 +54,8 @@ def _enter(method: Method, cell: Cell, case: Case, exact: list[Tensor], toleranc
         start = time.perf_counter()
         with time_limit(limits.compiled_run if method.compiled else limits.run):
             found, figures = runner.first()
+            if method.compiled:
+                runner.run()  # whatever is still to be compiled
         first = time.perf_counter() - start
     except NotApplicable:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import signal
@@ -35,7 +36,7 @@ class Limits:
     memory_run: float = 0.5  # the peak memory is measured of methods faster than this, and of the main ones
 
 
-QUICK = Limits(turns=5, run=5.0, total=0.7, memory_run=0.2)
+QUICK = Limits(turns=5, run=4.0, total=0.7, memory_run=0.2)
 FULL = Limits()
 
 
@@ -79,6 +80,7 @@ def in_turns(contenders: list[Contender], limits: Limits) -> None:
 
     A contender drops out once its time is used up; one whose first run was slow keeps that run as its only one.
     """
+    gc.collect()
     for c in contenders:
         if c.first_seconds > 2 * limits.total and not c.record.get("compiled"):
             c.seconds, c.cpu = [c.first_seconds], float("nan")

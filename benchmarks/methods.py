@@ -52,9 +52,9 @@ class Method:
 
 
 class Quadjoint(Runner):
-    def __init__(self, case: Case, tolerance: float, gradient: str | qj.Gradient, compile: bool = False) -> None:
+    def __init__(self, case: Case, tolerance: float, gradient: str | qj.Gradient, **more: Any) -> None:
         self.case = case
-        self.options: dict[str, Any] = {"rtol": tolerance, "atol": tolerance, "gradient": gradient, "compile": compile}
+        self.options: dict[str, Any] = {"rtol": tolerance, "atol": tolerance, "gradient": gradient, **more}
 
     def run(self) -> Any:
         case = self.case
@@ -83,7 +83,7 @@ def _ours(name: str, gradient: str | qj.Gradient, *, compile: bool = False, para
             raise NotApplicable("the state of a sample is too large for its Jacobian")
         if compile and _width(case) > SMALL_WIDTH:
             raise NotApplicable("only small networks are measured compiled")
-        return Quadjoint(case, tolerance, gradient, compile)
+        return Quadjoint(case, tolerance, gradient, compile=compile)
 
     return Method(f"quadjoint:{name}", make, compiled=compile)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.aims import aims
 from benchmarks.forward import ratios as forward_ratios
-from benchmarks.sweeps import TARGETS, time_to_reach
+from benchmarks.sweeps import TARGETS, bytes_per_step, time_to_reach
 
 Record = dict[str, Any]
 TITLES = {
@@ -148,7 +148,21 @@ def scaling_text(records: list[Record]) -> str:
             by = {r["x"]: r["seconds_best"] for r in mine if r["method"] == method and r["status"] == "ok"}
             rows.append([method.replace(":", " "), *(seconds(by[x]) if x in by else "–" for x in xs), exponent(by)])
         parts.append(table([sweep, *(f"{x}" for x in xs), "p"], rows))
-    return "\n\n".join([*parts, steps_text(records)])
+    return "\n\n".join([*parts, steps_text(records), memory_text(records)])
+
+
+def memory_text(records: list[Record]) -> str:
+    """Peak memory over the number of steps."""
+    found = [r for r in records if r["kind"] == "memory"]
+    if not found:
+        return ""
+    rows = []
+    for method in dict.fromkeys(r["method"] for r in found):
+        peaks = [f"{r['peak_bytes'] / 2**20:.3g} MiB" for r in found if r["method"] == method]
+        slope = bytes_per_step(records, method)
+        rows.append([method.replace(":", " "), *peaks, "" if slope is None else f"{slope / 1024:.2f} KiB"])
+    counts = dict.fromkeys(r["accepted"] for r in found)
+    return table(["peak memory by steps (rk4, sines)", *(f"{n}" for n in counts), "a step"], rows)
 
 
 def steps_text(records: list[Record]) -> str:

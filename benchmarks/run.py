@@ -30,8 +30,8 @@ from benchmarks.report import markdown
 ROOT = Path(__file__).resolve().parents[1]
 STUDIES = ("forward", "precision", "scaling")
 QUICK_GROUPS = (
-    "spheres-100-3x", "sines-200", "crossing-500", "sines-20", "spheres-500-3x", "irregular-200x50", "spheres-5-3x",
-    "crossing-20", "crossing-2000", "conv-16", "ou-20",
+    "spheres-100-3x", "sines-200", "ou-20", "spheres-5-3x", "spheres-500-3x", "irregular-200x50", "crossing-500",
+    "sines-20", "crossing-2000", "crossing-20", "conv-16",
 )  # fmt: skip
 QUICK_DIFFRAX = ("spheres-5-3x", "spheres-100-3x")  # each costs half a minute of compilation
 IRREGULAR_METHODS = (
@@ -103,7 +103,8 @@ def measure_item(item: str, run: Run, arguments: argparse.Namespace, limits: Lim
         times = replace(forward.LIMITS, turns=2 * limits.turns)
         run.add(forward.measure(chosen, times, compiled=arguments.full and not tiny))
     elif study in ("precision", "scaling"):
-        run.forget(study, set())
+        for kind in (study, "memory") if study == "scaling" else (study,):
+            run.forget(kind, set())
         times = replace(sweeps.LIMITS, memory_run=0.0) if arguments.no_memory else sweeps.LIMITS
         for records in getattr(sweeps, study)(every, say, times, tiny=tiny):
             run.add(records)

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from benchmarks.gradients import Record, Say, measure_group
 from benchmarks.measure import Limits
-from benchmarks.methods import Method
-from benchmarks.problems import END, Cell, cells
+from benchmarks.methods import Method, Quadjoint
+from benchmarks.problems import END, Cell, build, cells
+from quadjoint.experiments.measure import peak_memory
 
 LIMITS = Limits(turns=3, run=5.0, total=0.6, memory_run=1.0)
 PRECISION_CELLS = ("spheres-100-3x", "sines-200")
 TOLERANCES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
+RK4_STAGES = 5  # states kept of a step: four stage inputs and the end
 TARGETS = (3e-2, 1e-2, 1e-3, 1e-4)  # gradient errors at which times are compared
 PRECISION_METHODS = (
     "quadjoint:direct", "quadjoint:discrete", "quadjoint:gq", "quadjoint:gq-paper", "quadjoint:adjoint",
@@ -48,6 +50,34 @@ def scaling(methods: list[Method], say: Say, limits: Limits = LIMITS, *, tiny: b
     for sweep, x, cell in growth(tiny):
         named = replace(cell, name=f"{sweep}-{x}")
         yield measure_group([named], chosen, limits, say, kind="scaling", sweep=sweep, x=x)
+    yield memory(tiny=tiny)
+
+
+def memory(*, tiny: bool = False) -> list[Record]:
+    """Peak memory over the number of steps, which a fixed grid sets exactly: rk4 on the sines."""
+    cell = Cell("memory", "sines", 8 if tiny else 200, 15, observations=10, dim=2, end=END)
+    records: list[Record] = []
+    for name in SCALING_METHODS:
+        for steps in (4, 8) if tiny else (100, 200, 400):
+            case = build(cell)
+            options = {"step_size": END / steps}
+            runner = Quadjoint(case, 1e-3, name.partition(":")[2], method="rk4", options=options)
+            accepted = runner.first()[1]["steps"]["accepted"]
+            record: Record = {"kind": "memory", "cell": f"memory-{steps}", "method": name, "status": "ok"}
+            record |= {"accepted": accepted, "peak_bytes": peak_memory(runner.run)}
+            records.append(record | {"stored_bytes": RK4_STAGES * case.y0.nbytes})
+    return records
+
+
+def bytes_per_step(records: list[Record], method: str) -> float | None:
+    """Memory for each further step, between the two longest solves."""
+    points = sorted(
+        (r["accepted"], r["peak_bytes"]) for r in records if r["kind"] == "memory" and r["method"] == method
+    )
+    if len(points) < 2:
+        return None
+    (few, less), (many, more) = points[-2:]
+    return float((more - less) / (many - few))
 
 
 def time_to_reach(records: list[Record], cell: str, method: str, error: float) -> float | None:

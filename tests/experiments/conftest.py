@@ -20,8 +20,11 @@ TINY = {
     "memory": [memory.Config(tightest=1e-5)],
     "nested-spheres": [nested_spheres.Config(width=4, epochs=2, points=40, batch=20, test_points=10)],
     "sines": [
-        sines.Config(width=4, epochs=2, times=5),
-        *(sines.Config(width=4, epochs=1, times=4, spacing=s, study="regularity") for s in sines.SPACINGS),
+        sines.Config(width=4, epochs=2, curves=3, batch=3, test_curves=2, times=5),
+        *(
+            sines.Config(width=4, epochs=1, curves=3, batch=3, test_curves=2, times=k, spacing=s, study="regularity")
+            for k, s in ((10, "regular"), (10, "merged"), (10, "per-sample"), (50, "regular"))
+        ),
     ],
     "images": [images.Config(width=4, epochs=1, batch=4, train_images=8, test_images=4, lr=1e-3)],
     "ou": [ou.Config(width=4, epochs=1, starts=4, batch=2, test_starts=2, samples=5, times=6, end=1.0, step=0.1)],

@@ -10,7 +10,7 @@ import io
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +92,11 @@ def canvas(rows: int, columns: int, *, width: float = 4.4, height: float = 3.2) 
 
 
 def label(ax: Axes, x: str, y: str, *, title: str = "", log: str = "") -> None:
+    """Names and scales; a logarithmic scale only where something is positive."""
     ax.set(xlabel=x, ylabel=y, title=title)
-    if "x" in log:
+    if "x" in log and math.isfinite(ax.dataLim.minposx):
         ax.set_xscale("log")
-    if "y" in log:
+    if "y" in log and math.isfinite(ax.dataLim.minposy):
         ax.set_yscale("log")
 
 
@@ -185,8 +186,8 @@ def cost_figure(records: Records) -> Figure | None:
     return figure
 
 
-def draw_all(out: Path, say: Callable[[str], object]) -> list[Path]:
-    """Draw every figure that the results in ``out`` allow into ``out/figures``; returns their paths."""
+def draw_all(out: Path, say: Callable[[str], object]) -> dict[Path, bytes]:
+    """Draw every figure that the results in ``out`` allow into ``out/figures``; returns paths and pictures."""
     results = store.read(out)
     for problem in results.problems:
         say(problem)
@@ -194,28 +195,27 @@ def draw_all(out: Path, say: Callable[[str], object]) -> list[Path]:
         raise Refusal(f"there are no results in {out}; run quadjoint reproduce first")
     folder = out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, figure in all_figures(results, say):
-        path = folder / f"{name}.svg"
-        path.write_bytes(as_svg(figure))
-        paths.append(path)
-    return paths
+    drawn = {folder / f"{name}.svg": picture for name, picture in pictures(results, say).items()}
+    for path, picture in drawn.items():
+        path.write_bytes(picture)
+    return drawn
 
 
-def all_figures(results: store.Results, say: Callable[[str], object]) -> Iterator[tuple[str, Figure]]:
-    """Every figure that can be drawn, with its name; what cannot is said and left out."""
+def pictures(results: store.Results, say: Callable[[str], object]) -> dict[str, bytes]:
+    """Every figure that can be drawn, as SVG by its name; what cannot is said and left out."""
     from quadjoint.experiments.figures import FIGURES
 
+    drawn = {}
     for experiment, figures in FIGURES.items():
         records = results.of(experiment)
         for name, draw in figures.items():
             try:
                 figure = draw(records) if records else None
+                if figure is not None:
+                    drawn[name] = as_svg(figure)
             except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
                 say(f"figure {name} left out: a record of {experiment} is not as expected ({error!r})")
-                continue
-            if figure is not None:
-                yield name, figure
+    return drawn
 
 
 def as_svg(figure: Figure) -> bytes:

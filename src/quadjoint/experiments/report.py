@@ -9,7 +9,7 @@ import base64
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from quadjoint.experiments.claims import CLAIMS, TITLES
 from quadjoint.experiments.display import duration
 from quadjoint.experiments.errors import Refusal
 from quadjoint.experiments.figures import FIGURES
-from quadjoint.experiments.plots import Records, all_figures, as_svg, by, mean_and_deviation, ordered, value
+from quadjoint.experiments.plots import Records, by, mean_and_deviation, ordered, pictures, value
 from quadjoint.experiments.published import UNKNOWN, Finding
 from quadjoint.experiments.tables import published_tables
 
@@ -46,13 +46,16 @@ pre { background: var(--soft); padding: .75rem; overflow-x: auto; font-size: .8r
 """
 
 
-def write_report(out: Path, say: Callable[[str], object]) -> Path:
-    """Write ``out/report.html``; lines of the results that cannot be used are said and listed."""
+def write_report(out: Path, say: Callable[[str], object], drawn: Mapping[str, bytes] | None = None) -> Path:
+    """Write ``out/report.html``; lines of the results that cannot be used are said and listed.
+
+    ``drawn`` are pictures of these results that were drawn already, by name.
+    """
     results = store.read(out)
     if not results.records and not results.problems:
         raise Refusal(f"there are no results in {out}; run quadjoint reproduce first")
     problems = list(results.problems)
-    page = render(results, problems)
+    page = render(results, problems, drawn)
     for problem in problems:
         say(problem)
     path = out / "report.html"
@@ -62,14 +65,14 @@ def write_report(out: Path, say: Callable[[str], object]) -> Path:
     return path
 
 
-def render(results: store.Results, problems: list[str]) -> str:
+def render(results: store.Results, problems: list[str], drawn: Mapping[str, bytes] | None = None) -> str:
     """The page; figures that cannot be drawn are added to the problems."""
-    pictures = dict(all_figures(results, problems.append))
+    drawn = pictures(results, problems.append) if drawn is None else drawn
     names = [name for name in TITLES if any(r["experiment"] == name for r in results.records)]
     parts = [_summary(results), _agreement(results, names)]
     for name in names:
         parts += [f'<h2 id="{escape(name)}">{escape(TITLES[name])}</h2>', _claims(name, results.of(name))]
-        parts += [_figure(figure, pictures[figure]) for figure in FIGURES[name] if figure in pictures]
+        parts += [_figure(figure, drawn[figure]) for figure in FIGURES[name] if figure in drawn]
         parts += _guarded(_tables, name, results, problems)
         parts.append(_settings(results.of(name)))
         parts.append(_failures([r for r in results.records if r["experiment"] == name and r["status"] != "done"]))
@@ -168,8 +171,8 @@ def _claims(name: str, records: Records) -> str:
     return f'<div class="scroll"><table>{head}{rows}</table></div>' if rows else ""
 
 
-def _figure(name: str, figure: Any) -> str:
-    picture = base64.b64encode(as_svg(figure)).decode()
+def _figure(name: str, svg: bytes) -> str:
+    picture = base64.b64encode(svg).decode()
     caption = escape(name.replace("-", " "))
     return (
         f'<figure><img alt="{caption}" src="data:image/svg+xml;base64,{picture}">'

@@ -146,7 +146,7 @@ def _publish(out: Path, console: Console) -> None:
     from quadjoint.experiments.report import write_report
 
     figures = draw_all(out, lambda message: None)
-    report = write_report(out, lambda message: None)
+    report = write_report(out, lambda message: None, {path.stem: picture for path, picture in figures.items()})
     console.print(f"{len(figures)} figures in {out / 'figures'}, report in {report}", highlight=False, soft_wrap=True)
 
 

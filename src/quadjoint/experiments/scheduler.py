@@ -228,7 +228,8 @@ def on_ray(address: str, out: Path, data: Path | None = None) -> Backend:
         ray.init(**options, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         try:
             task = ray.remote(num_cpus=1, max_retries=0)(_ray_task)
-            waiting, pending = jobs[::-1], {}
+            waiting = jobs[::-1]
+            pending: dict[Any, Job] = {}
             places = max(1, int(ray.cluster_resources().get("CPU", 1)))
             while waiting or pending:
                 while waiting and len(pending) < places:

@@ -1,0 +1,224 @@
+"""Figures and report come from the JSON lines alone, whatever else is in the file."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from quadjoint.experiments import store
+from quadjoint.experiments.claims import CLAIMS
+from quadjoint.experiments.errors import Refusal
+from quadjoint.experiments.figures import FIGURES
+from quadjoint.experiments.plots import as_svg, canvas, draw_all, mean_and_deviation
+from quadjoint.experiments.published import Finding, faster, growth, same, trend
+from quadjoint.experiments.report import findings, render, write_report
+from quadjoint.experiments.tables import published_tables
+
+
+class Reader(HTMLParser):
+    """Collects tags and text, and checks that tags close in order."""
+
+    VOID = frozenset({"meta", "img", "br"})
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.tags: list[tuple[str, dict]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.stack:
+            self.text += data
+
+
+def write(out, records, extra: bytes = b""):
+    for record in records:
+        store.append(out / store.RESULTS, record)
+    if extra:
+        with open(out / store.RESULTS, "ab") as file:
+            file.write(extra)
+
+
+@pytest.fixture(scope="module")
+def drawn(records, tmp_path_factory):
+    """The directory of the results and the figures drawn from them."""
+    out = tmp_path_factory.mktemp("report")
+    write(out, records)
+    said: list[str] = []
+    figures = draw_all(out, said.append)
+    assert said == []
+    return out, {path.stem: picture for path, picture in figures.items()}
+
+
+@pytest.fixture(scope="module")
+def page(drawn) -> str:
+    out, figures = drawn
+    said: list[str] = []
+    text = write_report(out, said.append, figures).read_text(encoding="utf-8")
+    assert said == []
+    return text
+
+
+def test_the_page_is_well_formed_and_self_contained(page):
+    reader = Reader(page)
+    assert reader.stack == []
+    assert {tag for tag, _ in reader.tags} & {"script", "link", "iframe"} == set()
+    sources = [attrs["src"] for tag, attrs in reader.tags if tag == "img"]
+    assert sources and all(src.startswith("data:image/svg+xml;base64,") for src in sources)
+    assert not re.search(r"(src|href|url)\s*[=(]\s*[\"']?https?:", page)
+
+
+def test_every_figure_in_the_page_is_a_picture(page):
+    for picture in re.findall(r"base64,([A-Za-z0-9+/=]+)", page):
+        root = ElementTree.fromstring(base64.b64decode(picture))
+        assert root.tag.endswith("svg")
+
+
+def test_the_page_fits_phones_dark_rooms_and_paper(page):
+    assert 'name="viewport"' in page and "prefers-color-scheme: dark" in page and "@media print" in page
+
+
+def test_every_statement_of_the_paper_is_in_the_page(page):
+    text = Reader(page).text
+    for claims in CLAIMS.values():
+        for claim in claims:
+            assert claim.statement in text
+
+
+def test_figures_are_drawn_for_every_experiment(drawn):
+    out, figures = drawn
+    names = {path.stem for path in (out / "figures").glob("*.svg")}
+    assert names == set(figures)
+    # the tiny grid has no second data set, no ablation over C or cosines, and one tolerance
+    absent = {"toy-gradient-tight", "images-cifar10", "images-svhn", "nested-spheres-C", "ou-cosines"}
+    assert names == {name for figures in FIGURES.values() for name in figures} - absent
+
+
+def test_the_same_results_give_the_same_picture():
+    def draw():
+        figure, (ax,) = canvas(1, 1)
+        ax.plot([1, 2], [3, 4])
+        return as_svg(figure)
+
+    assert draw() == draw()
+
+
+def test_text_from_the_results_cannot_become_markup(records, tmp_path):
+    hostile = copy.deepcopy(next(r for r in records if r["experiment"] == "sines"))
+    hostile["key"] = hostile["config"]["method"] = "<script>alert(1)</script>"
+    hostile["config"]["spacing"] = '"><img src=x onerror=alert(2)>'
+    hostile["environment"] = {"processor": "<b>bold</b>", "versions": {"torch": "<i>"}, "commit": "'\"<"}
+    failed = copy.deepcopy(hostile) | {"status": "failed", "key": "k</td>", "result": {"reason": "<u>why</u>"}}
+    write(tmp_path, [hostile, failed], b'{"cut off</script>')
+    reader = Reader(write_report(tmp_path, lambda problem: None).read_text(encoding="utf-8"))
+    assert reader.stack == []
+    assert {tag for tag, _ in reader.tags} & {"script", "b", "i", "u"} == set()
+    assert all("onerror" not in attrs for _, attrs in reader.tags)
+    assert "<u>why</u>" in reader.text and "<b>bold</b>" in reader.text
+
+
+def test_records_with_other_results_are_survived(records, tmp_path):
+    """What is not there is not drawn; the rest of the page is."""
+    others = [{}, {"curves": 3, "final": None}, {"curves": {"seconds": ["x"]}, "final": {"test_mse": "low"}}]
+    strange = [copy.deepcopy(r) | {"result": others[i % 3], "key": f"{i}"} for i, r in enumerate(records)]
+    write(tmp_path, strange)
+    said: list[str] = []
+    reader = Reader(write_report(tmp_path, said.append).read_text(encoding="utf-8"))
+    assert reader.stack == [] and "Nested spheres" in reader.text
+
+
+def test_truncated_and_foreign_lines_are_listed(records, tmp_path):
+    write(tmp_path, records[:3], b'\n{"hello": 1}\n' + json.dumps(records[3]).encode()[:100])
+    said: list[str] = []
+    page = write_report(tmp_path, said.append).read_text(encoding="utf-8")
+    assert len(said) == 2 and "cut off" in said[1]
+    assert all(problem.split(":")[0] in page for problem in said)
+
+
+def test_only_foreign_lines_still_make_a_page(tmp_path):
+    (tmp_path / store.RESULTS).write_text("nonsense\n")
+    page = write_report(tmp_path, lambda problem: None).read_text()
+    assert "Nothing to compare yet" in page and "not JSON" in page
+
+
+def test_no_results_are_refused_in_words(tmp_path):
+    for make in (draw_all, write_report):
+        with pytest.raises(Refusal, match="there are no results in"):
+            make(tmp_path, print)
+
+
+def test_an_unknown_experiment_is_counted_and_does_not_hurt(records):
+    other = copy.deepcopy(records[0]) | {"experiment": "of tomorrow"}
+    assert "of tomorrow" in render(store.Results([other]), [])
+
+
+# The checks of the paper's statements, on invented records --------------------------------------------------
+
+
+def run(method, width=10, seconds=1.0, seed=0, study="widths", metric=1.0, **config) -> dict:
+    settings = {"method": method, "width": width, "seed": seed, "study": study, **config}
+    return {"config": settings, "result": {"seconds_per_gradient": seconds, "final": {"m": metric}}}
+
+
+def test_faster_compares_means_at_the_largest_width():
+    records = [run("a", 10, 9.0), run("b", 10, 1.0), run("a", 20, 1.0), run("a", 20, 3.0, seed=1), run("b", 20, 4.0)]
+    finding = faster("a", "b")(records)
+    assert finding == Finding(True, "b takes 2.00 times as long as a at width 20")
+    assert faster("b", "a")(records).agrees is False
+    assert faster("a", "c")(records).agrees is None
+
+
+def test_growth_compares_ratios():
+    records = [run("a", 1, 1.0), run("a", 9, 2.0), run("b", 1, 0.1), run("b", 9, 1.0)]
+    assert growth("a", "b")(records).agrees is True
+    assert growth("b", "a")(records).agrees is False
+
+
+def test_same_allows_the_spread_over_seeds():
+    close = [run("a", metric=1.0), run("b", metric=1.04)]
+    assert same("m", ("a", "b"), relative=0.1, absolute=0.0)(close).agrees is True
+    assert same("m", ("a", "b"), relative=0.01, absolute=0.0)(close).agrees is False
+    spread = [run("a", metric=x, seed=x) for x in (0, 2)] + [run("b", metric=x, seed=x) for x in (1, 3)]
+    assert same("m", ("a", "b"), relative=0.0, absolute=0.0)(spread).agrees is True
+
+
+def test_trend_looks_at_the_ends():
+    records = [run("a", study="s", c=c, seconds=c + 1.0) for c in (0.1, 10.0, 1.0)]
+    path = ("seconds_per_gradient",)
+    assert trend("s", "c", path, "a", rising=True)(records).agrees is True
+    assert trend("s", "c", path, "a", rising=False)(records).agrees is False
+
+
+def test_the_tables_of_the_paper_stand_beside_ours(records):
+    spheres = [run("gq-paper", study="C", c=c, seconds=1 + (c > 1)) for c in (1e-3, 1e-1, 1e2, 1e5)]
+    ((_, head, rows),) = published_tables("nested-spheres", spheres)
+    assert [row[head.index("paper: time")] for row in rows] == ["1.00", "1.46", "2.30", "2.31"]
+    assert [row[head.index("ours: time")] for row in rows] == ["1.00", "1.00", "2.00", "2.00"]
+    sines = [r for r in records if r["experiment"] == "sines"]
+    ((_, head, rows),) = published_tables("sines", sines)
+    assert [row[:2] for row in rows][3:5] == [["50 regular", "1.00"], ["50 merged", "19.45"]]
+
+
+def test_a_check_that_cannot_read_its_records_does_not_know():
+    assert all(
+        finding.agrees is None for _, finding in findings("sines", [{"config": {"study": "widths"}, "result": {}}])
+    )
+
+
+def test_mean_and_deviation_leave_out_what_is_not_a_number():
+    assert mean_and_deviation([1.0, None, 3.0]) == (2.0, 1.0)

@@ -51,7 +51,7 @@ def times(*values: float) -> Tensor:
 
 
 def relative(found: Sequence[Tensor | None], reference: Sequence[Tensor | None]) -> float:
-    """Largest relative error of several gradients, in the Euclidean norm; a missing gradient must be missing in both."""
+    """Largest relative error of several gradients in the Euclidean norm; a missing one must be missing in both."""
     worst = 0.0
     for a, b in zip(found, reference, strict=True):
         if b is None or a is None:
@@ -83,7 +83,7 @@ def gradients(f: Callable[..., Any], y0: Tensor, t: Tensor, how: str | qj.Gradie
 
 
 class LiveMemory(TorchDispatchMode):
-    """Counts the bytes of all storages that operations under it create, while they live; deterministic, on any device."""
+    """Counts the bytes of all storages that operations under it create, while they live; the count is deterministic."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from gradient.helpers import Driven, Network, gradients, loss, normal, relative, times
 from torch import Tensor, nn
 
 import quadjoint as qj
+from gradient.helpers import Driven, Network, gradients, loss, normal, relative, times
 from quadjoint.methods import RUNGE_KUTTA
 
 EQUAL = 1e-10

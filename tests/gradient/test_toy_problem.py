@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from gradient.helpers import ALL, times
 from torch import Tensor
 
 import quadjoint as qj
+from gradient.helpers import ALL, times
 
 A, Z0, TOLERANCE = 0.2, 10.0, 1e-6
 
@@ -44,9 +44,9 @@ def test_all_gradients_are_the_exact_ones(how: str, end: int) -> None:
 
 @pytest.mark.parametrize("end", [19, 24, 29])
 def test_reversible_gradients_are_the_exact_ones_to_the_order_of_its_method(end: int) -> None:
-    coarse = max(errors("reversible", float(end), method="alf", options={"step_size": 0.02}))
-    fine = max(errors("reversible", float(end), method="alf", options={"step_size": 0.01}))
-    assert fine < 1e-4
+    coarse = max(errors("reversible", float(end), method="alf", options={"step_size": 0.1}))
+    fine = max(errors("reversible", float(end), method="alf", options={"step_size": 0.05}))
+    assert fine < 2e-3
     assert fine < coarse / 3.5  # the method is of order two
 
 

@@ -85,6 +85,28 @@ def test_many_functions_each_keep_their_graph(quick_backend: None) -> None:
     assert graphs() == before
 
 
+def test_one_graph_serves_all_paths_of_a_random_ode(net: Net, quick_backend: None) -> None:
+    sde = qj.NeuralSDE(net, lambda t, y: 0.1 * torch.cos(y), noise_type="diagonal")
+    random_ode = qj.WongZakai(sde, 0.0, 2.0, terms=3)
+    y0, t = torch.ones(4, 2, dtype=torch.float64), torch.tensor([0.0, 2.0], dtype=torch.float64)
+    settings = {"gradient": "direct", "method": "bosh3"}
+    random_ode.odeint(y0, t, seed=0, compile=True, **settings)
+    before = graphs()
+    ours = random_ode.odeint(y0, t, seed=1, compile=True, **settings)
+    assert graphs() == before
+    torch.testing.assert_close(ours, random_ode.odeint(y0, t, seed=1, **settings), rtol=1e-10, atol=1e-12)
+
+
+def test_one_graph_serves_all_times_of_the_samples(net: Net, quick_backend: None) -> None:
+    y0 = torch.ones(3, 2, dtype=torch.float64)
+    t = torch.tensor([[0.0, 1.0], [0.5, 2.0], [1.0, 1.5]], dtype=torch.float64)
+    qj.odeint(net, y0, t, gradient="direct", method="bosh3", compile=True)
+    before = graphs()
+    ours = qj.odeint(net, y0, 2 * t, gradient="direct", method="bosh3", compile=True)
+    assert graphs() == before
+    torch.testing.assert_close(ours, qj.odeint(net, y0, 2 * t, gradient="direct", method="bosh3"))
+
+
 def test_machine_code_equals_eager(net: Net) -> None:
     for ours, eager in zip(
         gradients(net, "discrete", True, method="bosh3"), gradients(net, "direct", False, method="bosh3"), strict=True

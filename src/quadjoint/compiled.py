@@ -7,7 +7,8 @@ function and method; shapes and dtypes are guarded by torch.compile itself.
 from __future__ import annotations
 
 import itertools
-import weakref
+import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +20,10 @@ from quadjoint.errors import SolveError, warn_once
 from quadjoint.problem import Problem
 from quadjoint.state import rms_norm
 from quadjoint.steppers import Clock, RungeKutta, RungeKuttaStep
+from quadjoint.times import LinearMap, PiecewiseMap
 
-_compiled: weakref.WeakKeyDictionary[Any, dict[Any, Callable[..., Any]]] = weakref.WeakKeyDictionary()
+KEPT = 64  # graphs, of which the one used longest ago is dropped first
+_compiled: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 _numbers = itertools.count()
 # On small networks the Python wrapper of a graph costs more than its kernels, hence the C++ one.
 COMPILE: dict[str, Any] = {"backend": "inductor", "dynamic": False, "options": {"cpp_wrapper": True}}
@@ -43,10 +46,10 @@ class CompiledStep(RungeKuttaStep):
 class CompiledRungeKutta(RungeKutta):
     """As ``RungeKutta``; steps of the function ``f`` run in a compiled graph."""
 
-    def __init__(self, eager: RungeKutta, run: Callable[..., Any], scales: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, eager: RungeKutta, run: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
         super().__init__(eager.tableau)
-        self.eager, self.run, self.scales = eager, run, scales
-        self.broken = False
+        self.eager, self.run, self.inputs = eager, run, inputs
+        self.broken = self.traced = False
 
     def step(self, f: Dynamics, t0: float, t1: float, y: Tensor, carry: Tensor | None = None,
              nudge: tuple[int, int] = (0, 0), clock: Clock | None = None) -> RungeKuttaStep:  # fmt: skip
@@ -57,7 +60,7 @@ class CompiledRungeKutta(RungeKutta):
         k = f(t0, y) if carry is None else carry
         try:
             y1, stages, ratio = self.call(f, t0, t1, y, k)
-        except (SolveError, KeyboardInterrupt, ValueError, TypeError):
+        except (SolveError, ValueError, TypeError):
             raise
         except Exception as error:
             self.broken = True
@@ -76,7 +79,14 @@ class CompiledRungeKutta(RungeKutta):
     def call(self, f: Dynamics, t0: float, t1: float, y: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Run the graph: end of the step, stacked stages, error in units of the tolerance."""
         times = torch.tensor([t0, t1 - t0], dtype=f.time_dtype, device=y.device)
-        return self.run(times, y, k, *self.scales)
+        if not self.traced:
+            # The tracer gives warnings about itself, which must not become errors.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                out = self.run(times, y, k, *self.inputs)
+            self.traced = True
+            return out
+        return self.run(times, y, k, *self.inputs)
 
 
 def compile_steps(problem: Problem) -> None:
@@ -88,33 +98,49 @@ def compile_steps(problem: Problem) -> None:
             f"compile=True has no effect with method {problem.solver.method!r}; it compiles Runge-Kutta steps.",
         )
         return
+    if isinstance(f.time_map, PiecewiseMap):
+        return  # the continuous adjoints' way through times per sample, which restarts too often to gain
     with_ratio = stepper.adaptive and settings.norm is rms_norm
-    run = _graph(problem, stepper, with_ratio)
-    scales = tuple(torch.as_tensor(x, dtype=f.time_dtype, device=f.device) for x in (settings.rtol, settings.atol))
-    problem.solver.stepper = CompiledRungeKutta(stepper, run, scales)  # type: ignore[arg-type]
+    owner, key, evaluate, tensors = _parts(f)
+    key = (owner, key, stepper.tableau.name, with_ratio)
+    if key not in _compiled:
+        _compiled[key] = torch.compile(_step_function(evaluate, stepper, with_ratio), **COMPILE)
+        while len(_compiled) > KEPT:
+            _compiled.popitem(last=False)
+    _compiled.move_to_end(key)
+    scales = [torch.as_tensor(x, dtype=f.time_dtype, device=f.device) for x in (settings.rtol, settings.atol)]
+    problem.solver.stepper = CompiledRungeKutta(stepper, _compiled[key], (*scales, *tensors))
 
 
-def _graph(problem: Problem, stepper: RungeKutta, with_ratio: bool) -> Callable[..., Any]:
-    f = problem.f
-    key = (stepper.tableau.name, f.layout, with_ratio)
-    try:
-        known = _compiled.setdefault(f.f, {})
-    except TypeError:
-        known = {}
-    if f.time_map is not None:
-        return torch.compile(_step_function(f, stepper, with_ratio), **COMPILE)
-    if key not in known:
-        # Only what the graph needs: a Dynamics would keep the whole problem, and f itself, alive.
-        known[key] = torch.compile(_step_function(f.for_tracing(), stepper, with_ratio), **COMPILE)
-    return known[key]
+def _parts(f: Dynamics) -> tuple[Any, Any, Callable[..., Tensor], tuple[Tensor, ...]]:
+    """What a graph is kept for, the function that it computes, and the tensors that differ from solve to solve.
+
+    Dynamics that are made anew for every solve, such as those with a path of noise, have a method ``compile_parts``
+    that tells these apart; a graph is then made once for all of them.
+    """
+    layout, packed, mapped = f.layout, f.packed, f.time_map
+    split = getattr(f.f, "compile_parts", None)
+    owner, key, inner, tensors = (f.f, None, f.f, ()) if split is None else split()
+    count = len(tensors)
+
+    def evaluate(t: Tensor, y: Tensor, *extra: Tensor) -> Tensor:
+        own, clock = extra[:count], extra[count:]
+        if clock:
+            t = clock[0] + t * clock[1]
+        out = layout.pack(tuple(inner(t, layout.unpack(y), *own))) if packed else inner(t, y, *own)
+        return out * clock[1] if clock else out
+
+    if isinstance(mapped, LinearMap):
+        tensors = (*tensors, mapped.start, mapped.length)
+    return owner, (key, layout, mapped is not None), evaluate, tensors
 
 
-def _step_function(f: Dynamics, method: RungeKutta, with_ratio: bool) -> Callable[..., Any]:
+def _step_function(evaluate: Callable[..., Tensor], method: RungeKutta, with_ratio: bool) -> Callable[..., Any]:
     rows, nodes, weights = method.rows, method.nodes, method.weights
     error_weights, stages, fsal = method.error_weights, method.stages, method.fsal
-    evaluate = f.raw
 
-    def step(times: Tensor, y: Tensor, k: Tensor, rtol: Tensor, atol: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def step(times: Tensor, y: Tensor, k: Tensor, rtol: Tensor, atol: Tensor, *extra: Tensor,
+             ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
         t, dt = times[0], times[1]
         ks = [k]
         last = y
@@ -122,7 +148,7 @@ def _step_function(f: Dynamics, method: RungeKutta, with_ratio: bool) -> Callabl
             last = y
             for j, w in rows[i]:
                 last = last + (w * dt) * ks[j]
-            ks.append(evaluate(t + nodes[i] * dt, last))
+            ks.append(evaluate(t + nodes[i] * dt, last, *extra))
         end = last
         if not fsal:
             end = y

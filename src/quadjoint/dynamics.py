@@ -16,6 +16,14 @@ Time = float | Tensor
 TimeMap = Callable[[Tensor], tuple[Tensor, Tensor]]  # s to (t, dt/ds), both shaped to broadcast against the state
 
 
+def owner(f: Callable[..., Any]) -> Any:
+    """What measurements of ``f`` are kept for: itself, the object of a method, or what it says is its ``cache_owner``.
+
+    The latter is for dynamics that are made anew for every solve but are alike, such as those with a path of noise.
+    """
+    return getattr(f, "cache_owner", getattr(f, "__self__", f))
+
+
 class Dynamics:
     """Wraps ``f(t, y)``.
 
@@ -36,12 +44,6 @@ class Dynamics:
         self.needs_grad = False
         self.stackable: bool | None = None  # whether vmap works; None until tried
         self._last: tuple[weakref.ref[Tensor], int] | None = None  # what f returned last, and its version
-
-    def for_tracing(self) -> Dynamics:
-        """A copy for compiled graphs that outlive the solve."""
-        copy = object.__new__(Dynamics)
-        copy.__dict__.update(self.__dict__)
-        return copy
 
     def time(self, t: Time, nudge: int = 0) -> Tensor:
         """``t`` as the tensor that ``f`` receives, moved by one unit in the last place for ``nudge`` of -1 or 1."""

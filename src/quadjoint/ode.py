@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.dynamics import Dynamics, RandomnessCheck
+from quadjoint.dynamics import Dynamics, RandomnessCheck, owner
 from quadjoint.errors import SolveError
 from quadjoint.gradient import Gradient, resolve
 from quadjoint.integrate import EventWatch, Hooks, Observer, SampleObserver
@@ -19,12 +19,12 @@ from quadjoint.methods import make_solver
 from quadjoint.problem import Problem, Stats, find_parameters
 from quadjoint.state import Layout, State
 from quadjoint.times import (
+    LinearMap,
+    PiecewiseMap,
     check_times,
     event_time,
     fill_padding,
     fractions,
-    linear_map,
-    piecewise_map,
     sample_options,
     shift,
 )  # fmt: skip
@@ -191,10 +191,10 @@ def _arrange(f: Dynamical, y: Tensor, t: Tensor, values: Any, layout: Layout, ho
         return Dynamics(f, y, layout), lambda: Observer(times, points), t
     if how.sample_times == "interpolate":
         s = fractions(values)
-        dynamics = Dynamics(f, y, layout, linear_map(t, y))
+        dynamics = Dynamics(f, y, layout, LinearMap(t, y))
         return dynamics, lambda: SampleObserver(s), torch.linspace(0.0, 1.0, values.shape[1], dtype=torch.float64)
     count = torch.arange(values.shape[1], dtype=torch.float64)
-    return Dynamics(f, y, layout, piecewise_map(t, y)), lambda: Observer(count.tolist()), count
+    return Dynamics(f, y, layout, PiecewiseMap(t, y)), lambda: Observer(count.tolist()), count
 
 
 def _differentiable_in_times(problem: Problem, how: Gradient, y: Tensor, t: Tensor, per_sample: bool,
@@ -303,7 +303,7 @@ class _warm_start:
     """
 
     def __init__(self, problem: Problem, f: Dynamical, options: dict[str, Any]) -> None:
-        self.problem, self.f = problem, f
+        self.problem, self.f = problem, owner(f)
         solver = problem.solver
         self.on = solver.grid is None and solver.method != "scipy_solver"
         self.on = self.on and options.get("warm_start", True) and solver.settings.first_step is None

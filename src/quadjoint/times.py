@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.dynamics import Dynamics, TimeMap, stack_call
+from quadjoint.dynamics import Dynamics, stack_call
 from quadjoint.methods import RUNGE_KUTTA
 
 
@@ -53,26 +53,30 @@ def fill_padding(t: Tensor) -> Tensor:
     return torch.where(torch.isnan(t), t.gather(1, last), t)
 
 
-def linear_map(t: Tensor, y: Tensor) -> TimeMap:
+class LinearMap:
     """s in [0, 1] to each sample's time from its first to its last: one smooth solve for the whole batch."""
-    shape = (-1, *(1,) * (y.ndim - 1))
-    start = t[:, 0].detach().to(y.device, y.dtype.to_real()).reshape(shape)
-    length = (t[:, -1] - t[:, 0]).detach().to(y.device, y.dtype.to_real()).reshape(shape)
-    return lambda s: (start + s * length, length)
+
+    def __init__(self, t: Tensor, y: Tensor) -> None:
+        shape = (-1, *(1,) * (y.ndim - 1))
+        ends = t.detach()[:, [0, -1]].to(y.device, y.dtype.to_real())
+        self.start = ends[:, 0].reshape(shape)
+        self.length = (ends[:, 1] - ends[:, 0]).reshape(shape)
+
+    def __call__(self, s: Tensor) -> tuple[Tensor, Tensor]:
+        return self.start + s * self.length, self.length
 
 
-def piecewise_map(t: Tensor, y: Tensor) -> TimeMap:
+class PiecewiseMap:
     """s in [k, k + 1] to each sample's time between its observations k and k + 1: all samples observe at once."""
-    shape = (-1, *(1,) * (y.ndim - 1))
-    table = t.detach().to(y.device, y.dtype.to_real()).T.contiguous()  # (K, B)
-    last = table.shape[0] - 2
 
-    def at(s: Tensor) -> tuple[Tensor, Tensor]:
-        k = s.detach().floor().clamp(0, last).long()
-        start, rate = table[k], table[k + 1] - table[k]
-        return (start + (s - k) * rate).reshape(shape), rate.reshape(shape)
+    def __init__(self, t: Tensor, y: Tensor) -> None:
+        self.shape = (-1, *(1,) * (y.ndim - 1))
+        self.table = t.detach().to(y.device, y.dtype.to_real()).T.contiguous()  # (K, B)
 
-    return at
+    def __call__(self, s: Tensor) -> tuple[Tensor, Tensor]:
+        k = s.detach().floor().clamp(0, self.table.shape[0] - 2).long()
+        start, rate = self.table[k], self.table[k + 1] - self.table[k]
+        return (start + (s - k) * rate).reshape(self.shape), rate.reshape(self.shape)
 
 
 def sample_options(method: str, options: dict[str, Any], t: Tensor, how: str) -> dict[str, Any]:

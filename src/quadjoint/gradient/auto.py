@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quadjoint.dynamics import owner
 from quadjoint.gradient.base import Gradient
 from quadjoint.gradient.continuous import GaussLegendre
 from quadjoint.gradient.cost import Estimate, Sizes, cheapest, predict
@@ -81,7 +82,7 @@ class Auto(Gradient):
 def _memory_of(f: Callable[..., Any]) -> dict[Any, _Known]:
     """Where measurements of f are kept; functions that cannot be referenced weakly are measured each time."""
     try:
-        return _known.setdefault(getattr(f, "__self__", f), {})
+        return _known.setdefault(owner(f), {})
     except TypeError:
         return {}
 

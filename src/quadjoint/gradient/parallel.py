@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quadjoint.dynamics import owner
 from quadjoint.errors import warn_once
 from quadjoint.gradient.checkpoints import Recorder, StepRecord
 from quadjoint.gradient.parameters import CHUNK_ROWS, Products
@@ -32,7 +33,7 @@ def small_samples(problem: Problem) -> bool:
     if not shape or f.packed or shape[-1] > MAX_FEATURES:
         return False
     try:
-        return _independent.get(f.f, {}).get(shape, True)
+        return _independent.get(owner(f.f), {}).get(shape, True)
     except TypeError:
         return True
 
@@ -49,7 +50,7 @@ def samples_are_independent(problem: Problem, memory: Recorder, asked: bool) -> 
     if samples == 1:
         return True
     try:
-        known = _independent.setdefault(f.f, {})
+        known = _independent.setdefault(owner(f.f), {})
     except TypeError:
         known = {}
     if shape not in known:

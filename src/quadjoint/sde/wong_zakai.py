@@ -7,11 +7,13 @@ trained drift and diffusion be handed to an SDE solver (`quadjoint.sdeint`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from quadjoint.sde.coefficients import Kept, weighted_sum
 from quadjoint.sde.neural_sde import NeuralSDE
 from quadjoint.sde.noise import KarhunenLoeve, Store, WienerPath
 
@@ -40,6 +42,22 @@ class RandomODE(nn.Module):
         if self.path.terms == 0:
             return drift
         return drift + self.sde.diffuse(t, y, self.path.derivative(t))
+
+    @property
+    def cache_owner(self) -> NeuralSDE:
+        """Paths of one equation are alike: step sizes and sizes measured on one serve the next."""
+        return self.sde
+
+    def compile_parts(self) -> tuple[NeuralSDE, Any, Callable[..., Tensor], tuple[Tensor, ...]]:
+        """One compiled graph for all paths of an equation: what it is kept for, its function, the path's tensors."""
+        sde, path, xi = self.sde, self.path, self.path.coefficients
+        if path.terms == 0 or not isinstance(xi, Kept):
+            return sde, id(path), self.forward, ()
+
+        def evaluate(t: Tensor, y: Tensor, *blocks: Tensor) -> Tensor:
+            return sde.f(t, y) + sde.diffuse(t, y, weighted_sum(xi.aligned(path.basis(t)), blocks, xi.shape))
+
+        return sde, (type(path), path.t0, path.t1, path.terms, xi.shape, xi.dtype), evaluate, xi.blocks
 
     def extra_repr(self) -> str:
         return f"path={self.path!r}"

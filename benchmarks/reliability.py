@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -41,13 +42,13 @@ class Outcome:
 def outcome(fault: Fault, gradient: str) -> Outcome:
     """Run a fault; whatever happens is the result."""
     f = fault.make()
-    expected, _ = fault.expected(gradient)
+    expected, pattern = fault.expected(gradient)
     before = torch.is_grad_enabled()
     try:
         found = attempt(fault, f, gradient)
     except BaseException as error:
         torch.set_grad_enabled(before)
-        right = expected is not None and isinstance(error, expected)
+        right = expected is not None and isinstance(error, expected) and bool(re.search(pattern, str(error)))
         return Outcome(right, type(error).__name__, str(error).splitlines()[0] if str(error) else "")
     if fault.poison:
         return Outcome(expected is None, "NaN gradient, as torch does")

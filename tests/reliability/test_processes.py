@@ -125,6 +125,7 @@ TRANSFORMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own jvp
 @pytest.mark.parametrize("gradient", GRADIENTS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transforms_are_refused_in_words(transform: str, gradient: str) -> None:

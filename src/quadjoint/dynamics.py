@@ -23,6 +23,8 @@ def owner(f: Callable[..., Any]) -> Any:
     """
     return getattr(f, "cache_owner", getattr(f, "__self__", f))
 
+_IN_PLACE = "f changed its input y in place; return a new tensor instead (for example y * 2, not y.mul_(2))."
+
 
 class Dynamics:
     """Wraps ``f(t, y)``.
@@ -73,9 +75,7 @@ class Dynamics:
         if not isinstance(out, Tensor) or out.shape != y.shape or out.dtype != y.dtype or out.device != y.device:
             out = self._mend(out, y)
         if version is not None and y._version != version:
-            raise ValueError(
-                "f changed its input y in place; return a new tensor instead (for example y * 2, not y.mul_(2))."
-            )
+            raise ValueError(_IN_PLACE)
         if self._last is not None and last is not None and last._version != self._last[1]:
             raise ValueError(
                 "f changed in place a tensor that it had returned before; return a new tensor from every call."
@@ -90,6 +90,8 @@ class Dynamics:
         try:
             return self._call(t, y)
         except RuntimeError as error:
+            if "a leaf Variable that requires grad is being used in an in-place" in str(error):
+                raise ValueError(_IN_PLACE) from error
             if y.requires_grad or "does not require grad" not in str(error):
                 raise
             self.needs_grad = True

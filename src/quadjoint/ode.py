@@ -136,6 +136,8 @@ def _solve(f: Dynamical, y0: State, t: Tensor, method: str, rtol: Any, atol: Any
            params: Sequence[Tensor] | None, dense: bool, progress: bool = False,
            ) -> tuple[Problem, tuple[State, Tensor | None]]:  # fmt: skip
     _check_transforms()
+    if not isinstance(options, dict | None):
+        raise TypeError(f"options must be a dict; got {type(options).__name__}.")
     options = dict(options or {})
     how = resolve(gradient)
     values = check_times(t)
@@ -165,8 +167,14 @@ def _solve(f: Dynamical, y0: State, t: Tensor, method: str, rtol: Any, atol: Any
         from quadjoint.compiled import compile_steps
 
         compile_steps(problem)
-    if torch.is_grad_enabled() and how.name != "direct" and not problem.params:
+    unrecorded = method == "scipy_solver" and how.name == "direct"
+    if torch.is_grad_enabled() and (how.name != "direct" or unrecorded) and not problem.params:
         problem.params = _parameters(f, dynamics, times[0], y, params)
+    if unrecorded and torch.is_grad_enabled() and (y.requires_grad or t.requires_grad or problem.params):
+        raise ValueError(
+            "gradient='direct' cannot record the steps of method 'scipy_solver'; use gradient='gq' or 'adjoint', "
+            "or solve under torch.no_grad()."
+        )
     if event_fn is not None:
         problem.event = lambda s, state: event_fn(s, layout.unpack(state))
     with _warm_start(problem, f, options):
@@ -268,6 +276,9 @@ def _check_tolerance(name: str, value: Any, layout: Layout, y: Tensor) -> Any:
         raise ValueError(f"{name} cannot require grad.")
     value = layout.tolerance(name, value)
     if isinstance(value, Tensor):
+        pairs = zip(value.shape[::-1], y.shape[::-1], strict=False)
+        if value.ndim > max(1, y.ndim) or any(n not in (1, size) for n, size in pairs):
+            raise ValueError(f"{name} has shape {tuple(value.shape)}, but the state has shape {tuple(y.shape)}.")
         value = value.detach().to(y.device, y.dtype.to_real())
         if value.numel() == 1:
             value = float(value)

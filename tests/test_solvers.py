@@ -70,12 +70,14 @@ def test_closed_forms(method: str, name: str, backwards: bool) -> None:
 def test_closed_form_by_scipy(solver: str, backwards: bool) -> None:
     problem = problems.Logistic()
     t = forwards().flip(0) if backwards else forwards()
-    ys = odeint(problem, problem.y0, t, method="scipy_solver", options={"solver": solver}, rtol=1e-7, atol=1e-7)
+    with torch.no_grad():
+        ys = odeint(problem, problem.y0, t, method="scipy_solver", options={"solver": solver}, rtol=1e-7, atol=1e-7)
     assert problems.error(ys, problem.exact(problem.y0, t)) < 2e-5
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("method", ["dopri5", "dopri8", "rk4", "implicit_adams", "scipy_solver"])
+@torch.no_grad()
 def test_states_keep_their_dtype(method: str, dtype: torch.dtype) -> None:
     problem = problems.Spiral(dtype) if dtype.is_complex else problems.Linear(dtype)
     t = torch.linspace(0, 1, 4, dtype=torch.float64)
@@ -88,6 +90,7 @@ def test_states_keep_their_dtype(method: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("method", [*METHODS, "scipy_solver"])
+@torch.no_grad()
 def test_a_state_without_dimensions(method: str) -> None:
     problem = problems.Growth()
     y0, t = torch.tensor(1.2, dtype=torch.float64), torch.linspace(0, 1, 3, dtype=torch.float64)
@@ -97,6 +100,7 @@ def test_a_state_without_dimensions(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", [*METHODS, "scipy_solver"])
+@torch.no_grad()
 def test_a_single_time_returns_the_initial_state(method: str) -> None:
     problem = problems.Oscillator()
     x, v = odeint(problem, problem.y0, torch.tensor([0.3]), method=method)
@@ -186,6 +190,7 @@ def test_error_follows_the_tolerance(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", [*METHODS, "scipy_solver"])
+@torch.no_grad()
 def test_dense_output_anywhere(method: str) -> None:
     problem = problems.Oscillator()
     for t in (forwards(2), forwards(2).flip(0)):

@@ -38,7 +38,7 @@ def measure_group(
             if isinstance(entered, Contender):
                 contenders.append(entered)
                 runners.append(entered.run.__self__)  # type: ignore[attr-defined]
-            else:
+            elif not record["note"].endswith("not installed"):
                 say(f"  {cell.name} {method.name}: skipped, {record['note']}")
     in_turns(contenders, limits)
     for contender, runner in zip(contenders, runners, strict=True):

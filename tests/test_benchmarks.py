@@ -50,7 +50,7 @@ def test_every_library_computes_the_gradient_of_the_reference(records: list[dict
 
 def test_results_have_tables_and_a_figure_and_do_not_name_the_machine(records: list[dict[str, Any]], out: Path) -> None:
     text = (out / "results.md").read_text()
-    assert {r["kind"] for r in records} == {"machine", "gradient", "forward", "precision", "scaling"}
+    assert {r["kind"] for r in records} == {"machine", "gradient", "forward", "precision", "scaling", "memory"}
     assert "## Aims" in text and "## Work against precision" in text and "## How the cost grows" in text
     assert (out / "results.png").stat().st_size > 10_000
     everything = text + (out / "results.jsonl").read_text()

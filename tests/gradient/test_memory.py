@@ -1,0 +1,99 @@
+"""Peak tensor memory against the number of steps, in vectors of the state's size.
+
+Measured by a dispatch mode that knows every storage which an operation creates, and when it dies; deterministic.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+import quadjoint as qj
+from gradient.helpers import ALL, LiveMemory, Network, normal, times
+
+BATCH, DIM, WIDTH = 512, 2, 32  # as many rows as one chunk of stacked evaluations has
+STATE_BYTES = BATCH * DIM * 8
+
+
+def peak(how: str | qj.Gradient, steps: int, method: str) -> int:
+    f, y0 = Network(DIM, WIDTH), normal(BATCH, DIM).requires_grad_()
+    with LiveMemory() as memory:
+        ys = qj.odeint(f, y0, times(0.0, 1.0), method=method, gradient=how, options={"step_size": 1 / steps})
+        ys[-1].square().sum().backward()
+    return memory.peak
+
+
+def growth(how: str | qj.Gradient, method: str = "rk4") -> float:
+    """Vectors of the state's size by which the peak grows with every step."""
+    return (peak(how, 64, method) - peak(how, 16, method)) / 48 / STATE_BYTES
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["gq-paper", "adjoint", "seminorm", *(qj.DiscreteAdjoint(max_states=n, mode="joint") for n in (1, 2, 5, 11))],
+)
+def test_memory_does_not_grow_with_the_steps(how: str | qj.Gradient) -> None:
+    assert growth(how) < 0.05
+
+
+def test_memory_of_the_reversible_method_does_not_grow_with_the_steps() -> None:
+    assert growth("reversible", "alf") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("how", "vectors"),
+    [
+        ("gq", 5),
+        (qj.DiscreteAdjoint(mode="joint"), 5),
+        (qj.DiscreteAdjoint(mode="stacked"), 5),
+        (qj.DiscreteAdjoint(mode="parallel"), 5),
+        (qj.DiscreteAdjoint(keep="states", mode="joint"), 1.05),
+    ],
+)
+def test_memory_grows_by_a_few_states_a_step(how: str | qj.Gradient, vectors: float) -> None:
+    assert 0.9 < growth(how) < vectors
+
+
+def test_memory_of_backpropagation_grows_with_the_activations() -> None:
+    hidden_layers = 4 * WIDTH / DIM  # the stages of a step, in vectors of the state's size
+    assert growth("direct") > hidden_layers
+
+
+@pytest.mark.parametrize("how", [*ALL, "reversible", qj.GaussLegendre(qj.ErrorControlled(1e-4))])
+def test_the_forward_solve_is_freed_by_backward(how: str | qj.Gradient) -> None:
+    """What a backward pass has used is freed although the result is still alive, and without the garbage collector."""
+    f, y0 = Network(DIM, WIDTH), normal(BATCH, DIM).requires_grad_()
+    method = "alf" if how == "reversible" else "rk4"
+    gc.collect()
+    gc.disable()
+    try:
+        with LiveMemory() as memory:
+            ys = qj.odeint(f, y0, times(0.0, 1.0), method=method, gradient=how, options={"step_size": 1 / 16})
+            ys.square().sum().backward()
+            result = ys.detach()
+        assert memory.now < 6 * STATE_BYTES  # two observations, gradients and initial state
+        assert result.shape == (2, BATCH, DIM)
+        with LiveMemory() as memory:
+            ys = qj.odeint(f, y0, times(0.0, 1.0), method=method, gradient=how, options={"step_size": 1 / 16})
+            del ys  # never differentiated
+        assert memory.now < STATE_BYTES
+    finally:
+        gc.enable()
+
+
+def test_error_control_does_not_keep_a_gradient_for_every_panel() -> None:
+    f = Network(2, 512)
+    parameter_bytes = sum(p.numel() * p.element_size() for p in f.parameters())
+    how = qj.GaussLegendre(qj.ErrorControlled(1e-4))
+
+    def at(steps: int) -> int:
+        with LiveMemory() as memory:
+            ys = qj.odeint(
+                f, normal(1, 2), times(0.0, 1.0), method="rk4", gradient=how, options={"step_size": 1 / steps}
+            )
+            torch.autograd.grad(ys[-1].sum(), list(f.parameters()))
+        return memory.peak
+
+    assert at(64) - at(16) < 2 * parameter_bytes

@@ -23,6 +23,7 @@ def owner(f: Callable[..., Any]) -> Any:
     """
     return getattr(f, "cache_owner", getattr(f, "__self__", f))
 
+
 _IN_PLACE = "f changed its input y in place; return a new tensor instead (for example y * 2, not y.mul_(2))."
 
 

@@ -135,12 +135,14 @@ def integrate(f: Dynamics, y0: Tensor, stepper: Any, control: Control, observer:
     if t == t_end:
         out.ys = observer.result()
         return out
+    towards = t_end
     if event is not None:
-        t_end = math.copysign(math.inf, t_end - t)
+        assert isinstance(observer, Observer)
+        observer.times[-1] = t_end = math.copysign(math.inf, t_end - t)  # where the event is remains to be seen
     stops = _stops(t, t_end, control, jumps)
     discontinuities = set(control.settings.jump_t)
     watch = None if event is None else EventWatch(event, f, t, y0)
-    carry = control.start(f, t, y, observer.interval[1])
+    carry = control.start(f, t, y, towards)
     fresh = t in discontinuities
     first_good = True
     while True:

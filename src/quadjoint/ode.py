@@ -155,7 +155,9 @@ def _solve(f: Dynamical, y0: State, t: Tensor, method: str, rtol: Any, atol: Any
     if per_sample:
         options = sample_options(method, options, t, how.sample_times)
     times = solver_t.detach().to("cpu", torch.float64).tolist()
-    solver = make_solver(method, options, rtol, atol, layout, solver_t, times, y, f)
+    # The steps up to an event are no function of the times given; gradients in them come from the flow.
+    grid_t = solver_t if event_fn is None else solver_t.detach()
+    solver = make_solver(method, options, rtol, atol, layout, grid_t, times, y, f)
     if event_fn is not None and len(times) != 2:
         raise ValueError(
             f"With event_fn, t holds the initial time and one later for the direction; got {len(times)} times."
@@ -218,7 +220,7 @@ def _differentiable_in_times(problem: Problem, how: Gradient, y: Tensor, t: Tens
         assert problem.event_time is not None
         signs = EventWatch(problem.event, problem.f, problem.times[0], y).signs
         event = event_time(problem.f, problem.event, signs, problem.event_time, ys[-1], t.detach())
-        t = torch.stack([t[0], event]) if event.requires_grad else t
+        t = torch.stack([t[0], event])
         by_flow = event.requires_grad or by_flow
     if by_flow:
         ys = shift(problem.f, ys, t.T if per_sample else t)

@@ -10,10 +10,10 @@ from quadjoint.experiments.execute import Job
 from quadjoint.experiments.scheduler import local, sweep
 
 JOBS = [
-    *(Job("crossing", crossing.Config(method=m, width=5, epochs=120, lr=1e-2)) for m in ("discrete", "direct")),
-    *(Job("sines", sines.Config(method="gq", width=5, epochs=15, times=10, seed=s)) for s in (0, 1)),
-    Job("nested-spheres", nested_spheres.Config(method="discrete", width=5, epochs=20, points=400)),
-    Job("sines", sines.Config(method="adjoint", width=5, epochs=15, times=10)),
+    Job("crossing", crossing.Config(method="discrete", width=5, epochs=80, lr=1e-2)),
+    Job("sines", sines.Config(method="gq", width=5, epochs=12, times=8)),
+    Job("nested-spheres", nested_spheres.Config(method="discrete", width=5, epochs=10, points=400)),
+    Job("crossing", crossing.Config(method="direct", width=5, epochs=80, lr=1e-2)),
 ]
 
 

@@ -84,7 +84,7 @@ def test_closed_forms_of_the_exponential_are_derivatives_of_its_loss():
 
 def test_direct_memory_grows_with_the_steps_and_the_adjoint_does_not(records):
     peaks = {r["config"]["method"]: r["result"]["peak_memory"] for r in records if r["experiment"] == "memory"}
-    assert peaks["direct"][-1] > 1.4 * peaks["direct"][0]
+    assert peaks["direct"][-1] > 1.2 * peaks["direct"][0]
     assert peaks["adjoint"][-1] <= 1.1 * peaks["adjoint"][0]
 
 

@@ -90,12 +90,9 @@ def parameter_gradient(nodes: Any, trajectory: Any, f: Network, **options: Any) 
 
 
 @pytest.mark.parametrize("trajectory", TRAJECTORIES)
-@pytest.mark.parametrize("rtol", [1e-2, 1e-4, 1e-6, 1e-8])
-@pytest.mark.parametrize("q", [1, 3])
+@pytest.mark.parametrize(("q", "rtol"), [(1, 1e-2), (1, 1e-4), (3, 1e-2), (3, 1e-4), (3, 1e-6), (3, 1e-8)])
 def test_error_control_meets_its_tolerance_and_reports_an_upper_bound(q: int, rtol: float, trajectory: Any) -> None:
     f = Driven(3, 8, 4.0)
-    if q == 1 and rtol < 1e-6:
-        pytest.skip("a rule of one node needs too many panels")
     fine, _ = parameter_gradient(Composite(), trajectory, f)
     found, stats = parameter_gradient(qj.ErrorControlled(rtol, q), trajectory, f)
     true_error = float((found - fine).norm() / fine.norm())

@@ -67,7 +67,7 @@ def run_key(experiment: str, config: RunConfig) -> str:
     """A name for the run that is the same on every machine and readable as a file name.
 
     >>> run_key("sines", RunConfig(method="gq", width=200, seed=1))
-    'sines-gq-w200-s1-34ebb25c8ff3'
+    'sines-gq-w200-s1-8f401a760f7e'
     """
     text = json.dumps([experiment, as_dict(config)], sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]

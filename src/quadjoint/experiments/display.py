@@ -20,7 +20,7 @@ from quadjoint.experiments.training import Progress
 def duration(seconds: float | None) -> str:
     """A span of time as people say it.
 
-    >>> duration(0.0123), duration(75), duration(7300), duration(None)
+    >>> duration(0.012), duration(75), duration(7300), duration(None)
     ('12 ms', '1:15 min', '2:01 h', '')
     """
     if seconds is None:

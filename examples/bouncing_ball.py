@@ -1,9 +1,9 @@
 """Events: gravity and elasticity of a ball, learnt from the times at which it hits the ground.
 
 A ball falls, and at every bounce its velocity is turned round and reduced. All that is observed are the times of the
-first bounces, with noise. ``odeint`` with ``event_fn`` ends a solve where the height changes sign and returns that time,
-which is differentiable in everything it depends on (by the implicit function theorem), so the times can be fitted by
-gradient descent.
+first bounces, with noise. ``odeint`` with ``event_fn`` ends a solve where the height changes sign and returns that
+time, which is differentiable in everything it depends on (by the implicit function theorem), so the times can be fitted
+by gradient descent.
 
     python examples/bouncing_ball.py [--quick]
 """
@@ -63,9 +63,8 @@ for iteration in range(ITERATIONS):
     history.append((ball.log_gravity.exp().item(), ball.elasticity.item()))
     if iteration % 30 == 0 or iteration == ITERATIONS - 1:
         gravity, elasticity = history[-1]
-        print(
-            f"{iteration:4d}  gravity {gravity:6.3f}  elasticity {elasticity:.3f}  error {1e3 * loss.item() ** 0.5:.1f} ms"
-        )
+        error = 1e3 * loss.item() ** 0.5
+        print(f"{iteration:4d}  gravity {gravity:6.3f}  elasticity {elasticity:.3f}  error {error:.1f} ms")
 
 figure, (flight, learning) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
 with torch.no_grad():

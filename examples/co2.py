@@ -61,7 +61,7 @@ class Dynamics(nn.Module):
         return torch.cat([angle.sin(), angle.cos(), (2 * angle).sin(), (2 * angle).cos()], dim=-1)
 
     def initial(self, t: Tensor, value: Tensor) -> Tensor:
-        """The state at times t, (B, 1), where the concentration is known: the rest is guessed from it and the season."""
+        """The state at times t, (B, 1), with known concentration: the rest is guessed from it and the season."""
         return torch.cat([value, self.start(torch.cat([value, self.season(t, value)], dim=-1))], dim=-1)
 
     def forward(self, t: Tensor, y: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ models = {"Hamiltonian network": Hamiltonian(), "plain network": qj.nn.TimeMLP(2
 for name, model in models.items():
     optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, ITERATIONS)
-    for iteration in range(ITERATIONS):
+    for _ in range(ITERATIONS):
         ys = qj.odeint(model, seen[0], times, rtol=1e-3, atol=1e-4)
         loss = (ys - seen).square().mean()
         optimiser.zero_grad()

@@ -134,3 +134,10 @@ def _state_sized(like: Tensor) -> int:
     gc.collect()
     found = [x for x in gc.get_objects() if issubclass(type(x), Tensor) and x.shape == like.shape]
     return len({x.untyped_storage().data_ptr() for x in found})
+
+
+def test_the_measurement_notices_a_leak() -> None:
+    kept: list[Tensor] = []
+    tensors, grown = growth(lambda: kept.append(torch.ones(MEBIBYTE // 4)), 10)
+    assert tensors == 10
+    assert 8 * MEBIBYTE < grown < 14 * MEBIBYTE

@@ -90,7 +90,7 @@ def judge(regime: str, aim: str, values: dict[str, float | None], met: Callable[
 
 
 def _against_direct(r: Results) -> list[Row]:
-    """Our gradients against backpropagation through torchdiffeq's solver: the lean one where memory is part of the aim."""
+    """Against backpropagation through torchdiffeq's solver; the lean gradient where the aim speaks of memory."""
 
     def row(regime: str, names: list[str], limit: float, method: str = LEAN) -> Row:
         aim = f"`{method.split(':')[1]}` at most {limit}x the time of torchdiffeq's direct, error no worse"

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quadjoint.ode import Solution, solve
+from quadjoint.ode import Solution, odeint, solve
 
 __all__ = ["MLP", "Augment", "ConvDynamics", "Downsampling", "NeuralODE", "SecondOrder", "TimeMLP"]
 
@@ -191,26 +191,24 @@ class NeuralODE(nn.Module):
 
     def forward(self, y: Tensor) -> Tensor:
         """The state at the end of ``span``."""
-        return self.solve(y).ys[-1]
+        return self.trajectory(y, self.times())[-1]
 
     def trajectory(self, y: Tensor, t: Tensor) -> Tensor:
         """The states at times t, (K,) or (B, K): shape ``(K, *y.shape)``."""
-        return self.solve(y, t).ys
+        return odeint(self.f, y, t, **self.settings())
 
     def solve(self, y: Tensor, t: Tensor | None = None) -> Solution:
-        """The whole solution from y at ``t[0]``; without t, over ``span``."""
-        if t is None:
-            t = torch.tensor(self.span, dtype=torch.float64)
-        return solve(
-            self.f,
-            y,
-            t,
-            method=self.method,
-            rtol=self.rtol,
-            atol=self.atol,
-            gradient=self.gradient,
-            options=self.options,
-        )
+        """The whole solution from y at ``t[0]``, kept for dense output; without t, over ``span``."""
+        return solve(self.f, y, self.times() if t is None else t, **self.settings())
+
+    def times(self) -> Tensor:
+        """The two ends of ``span``."""
+        return torch.tensor(self.span, dtype=torch.float64)
+
+    def settings(self) -> dict[str, Any]:
+        """What the solver is given besides the problem."""
+        names = ("method", "rtol", "atol", "gradient", "options")
+        return {name: getattr(self, name) for name in names}
 
     def extra_repr(self) -> str:
         return f"span={self.span}, method={self.method!r}, rtol={self.rtol}, gradient={self.gradient!r}"

@@ -80,8 +80,8 @@ class CrossingNet(nn.Module):
         self.ode = neural_ode(f, config.method, tolerance=config.tolerance)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
-        solution = self.ode.solve(self.augment(x))
-        return solution.ys[-1][:, :1], solution.stats
+        ys, stats = self.ode.states(self.augment(x))
+        return ys[-1][:, :1], stats
 
 
 def loss(model: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Any]:

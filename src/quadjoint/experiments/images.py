@@ -124,8 +124,8 @@ class ImageNet(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
         """Logits of images given as bytes."""
-        solution = self.ode.solve(self.downsampling(x.float() / 255))
-        return self.readout(solution.ys[-1].flatten(1)), solution.stats
+        ys, stats = self.ode.states(self.downsampling(x.float() / 255))
+        return self.readout(ys[-1].flatten(1)), stats
 
 
 def loss(model: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Any]:

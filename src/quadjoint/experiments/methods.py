@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+
+from torch import Tensor
 
 import quadjoint as qj
 from quadjoint.nn import NeuralODE
@@ -15,6 +20,16 @@ class Scheme:
 
     gradient: Any
     method: str = "dopri5"
+
+    def settings(self, tolerance: float) -> dict[str, Any]:
+        """What the solver is given.
+
+        Every solve searches its own first step: a first step remembered from the solve before would make a
+        resumed run differ from an uninterrupted one.
+        """
+        options = {"warm_start": False}
+        gradient, method = self.gradient, self.method
+        return {"gradient": gradient, "method": method, "rtol": tolerance, "atol": tolerance, "options": options}
 
 
 def scheme(name: str, *, c: float = 0.1) -> Scheme:
@@ -33,12 +48,34 @@ def scheme(name: str, *, c: float = 0.1) -> Scheme:
     return Scheme(name)
 
 
-def neural_ode(f: Any, name: str, *, tolerance: float = 1e-3, c: float = 0.1) -> NeuralODE:
-    """The solve of an experiment by a method's name.
+_lean: ContextVar[bool] = ContextVar("lean", default=False)
 
-    Every solve searches its own first step: a first step remembered from the solve before would make a resumed
-    run differ from an uninterrupted one.
-    """
-    how = scheme(name, c=c)
-    options = {"warm_start": False}
-    return NeuralODE(f, method=how.method, gradient=how.gradient, rtol=tolerance, atol=tolerance, options=options)
+
+@contextmanager
+def lean() -> Iterator[None]:
+    """Within this, solves keep nothing that training does not need: no dense output, no statistics."""
+    token = _lean.set(True)
+    try:
+        yield
+    finally:
+        _lean.reset(token)
+
+
+def states(f: Any, y: Tensor, t: Tensor, **settings: Any) -> tuple[Tensor, qj.Stats | None]:
+    """The states at times t and the statistics of the solve (None within `lean`)."""
+    if _lean.get():
+        return qj.odeint(f, y, t, **settings), None
+    solution = qj.solve(f, y, t, **settings)
+    return cast(Tensor, solution.ys), solution.stats
+
+
+class CountedODE(NeuralODE):
+    """A neural ODE that hands out the statistics of each solve beside its states."""
+
+    def states(self, y: Tensor, t: Tensor | None = None) -> tuple[Tensor, qj.Stats | None]:
+        return states(self.f, y, self.times() if t is None else t, **self.settings())
+
+
+def neural_ode(f: Any, name: str, *, tolerance: float = 1e-3, c: float = 0.1) -> CountedODE:
+    """The solve of an experiment by a method's name."""
+    return CountedODE(f, **scheme(name, c=c).settings(tolerance))

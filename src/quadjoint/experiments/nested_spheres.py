@@ -48,20 +48,22 @@ def grid(choice: Choice) -> list[Config]:
     widths = choice.pick_widths([5, 20, 100] if quick else sorted(LEARNING_RATES))
     seeds = choice.pick_seeds(2 if quick else 10)
     base = Config(epochs=30 if quick else 100, device=choice.device)
-    runs = [_at(base, method, width, seed) for width in widths for seed in seeds for method in methods]
+    faster = 3.0 if quick else 1.0  # a third of the epochs at three times the paper's learning rate
+    runs = [_at(base, method, width, seed, faster) for width in widths for seed in seeds for method in methods]
     if quick and choice.widths is None:  # the paper's size, for the clock alone
         long = replace(base, epochs=1, points=600, study="time")
-        runs += [_at(long, method, 1500, seed) for seed in seeds[:1] for method in methods]
+        runs += [_at(long, method, 1500, seed, faster) for seed in seeds[:1] for method in methods]
     if "gq-paper" in methods:
         width = (100 if quick else 1500) if choice.widths is None else max(widths)
         base = replace(base, study="C")
         seeds = choice.pick_seeds(2 if quick else 5)
-        runs += [replace(_at(base, "gq-paper", width, seed), c=c) for c in ABLATION_C for seed in seeds]
+        runs += [replace(_at(base, "gq-paper", width, seed, faster), c=c) for c in ABLATION_C for seed in seeds]
     return runs
 
 
-def _at(base: Config, method: str, width: int, seed: int) -> Config:
-    return replace(base, method=method, width=width, seed=seed, lr=learning_rate(LEARNING_RATES, width))
+def _at(base: Config, method: str, width: int, seed: int, faster: float) -> Config:
+    lr = min(faster * learning_rate(LEARNING_RATES, width), 1e-2)
+    return replace(base, method=method, width=width, seed=seed, lr=lr)
 
 
 def run(config: Config, context: Context) -> dict[str, Any]:
@@ -122,8 +124,8 @@ class SphereNet(nn.Module):
         self.readout = nn.Linear(dim, 2)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
-        solution = self.ode.solve(self.augment(x))
-        return self.readout(solution.ys[-1]), solution.stats
+        ys, stats = self.ode.states(self.augment(x))
+        return self.readout(ys[-1]), stats
 
 
 def loss(model: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Any]:

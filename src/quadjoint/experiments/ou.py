@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from quadjoint.experiments import config as shared
 from quadjoint.experiments.config import Choice, RunConfig, learning_rate
-from quadjoint.experiments.methods import scheme
+from quadjoint.experiments.methods import scheme, states
 from quadjoint.experiments.training import Context, Task, minibatches, train
 from quadjoint.nn import TimeMLP
 from quadjoint.sde import NeuralSDE, OrnsteinUhlenbeck, WongZakai, gaussian_kl, sdeint
@@ -119,17 +119,8 @@ def loss(sde: nn.Module, paths: Tensor, t: Tensor, config: Config, generator: to
     if config.method in TORCHSDE:
         ys = sdeint(sde, y0, t, config.step, adjoint=config.method == "torchsde-adjoint", generator=generator)
     else:
-        how = scheme(config.method)
-        solution = WongZakai(sde, 0.0, config.end, config.cosines).solve(
-            y0,
-            t,
-            generator=generator,
-            method=how.method,
-            gradient=how.gradient,
-            rtol=config.tolerance,
-            atol=config.tolerance,
-        )
-        ys, stats = solution.ys, solution.stats
+        f = WongZakai(sde, 0.0, config.end, config.cosines).sample(y0, generator=generator)
+        ys, stats = states(f, y0, t, **scheme(config.method).settings(config.tolerance))
     return gaussian_kl(as_paths(ys, paths), paths, dim=1), stats
 
 

@@ -111,15 +111,12 @@ class SineNet(nn.Module):
 
     def forward(self, y0: Tensor, t: Tensor) -> tuple[Tensor, Any]:
         """Positions (B, K) at the times t (B, K)."""
-        if self.spacing == "regular":
-            solution = self.ode.solve(y0, t[0])
-            return solution.ys[..., 0].T, solution.stats
-        if self.spacing == "per-sample":
-            solution = self.ode.solve(y0, t)
-            return solution.ys[..., 0].T, solution.stats
-        times, place = t.unique(return_inverse=True)  # place (B, K): the index of each sample's times in the union
-        solution = self.ode.solve(y0, times)
-        return solution.ys[..., 0].T.gather(1, place), solution.stats
+        if self.spacing == "merged":
+            times, place = t.unique(return_inverse=True)  # place (B, K): each sample's times within the union
+            ys, stats = self.ode.states(y0, times)
+            return ys[..., 0].T.gather(1, place), stats
+        ys, stats = self.ode.states(y0, t[0] if self.spacing == "regular" else t)
+        return ys[..., 0].T, stats
 
 
 def loss(model: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Any]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from quadjoint.experiments.measure import gradient, gradient_error, peak_memory
+from quadjoint.experiments.methods import lean
 from quadjoint.experiments.parallel import Team
 
 Batch = tuple[Tensor, ...]
@@ -250,7 +251,9 @@ def _last_gradient(task: Task, state: _State) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(task.seed)
     batch = next(iter(task.batches(generator)))
     model = copy.deepcopy(state.model).train()  # batch statistics of normalisation layers will move
-    measured: dict[str, Any] = {"peak_memory": peak_memory(lambda: gradient(model, task.loss, batch), task.device)}
+    with lean():
+        peak = peak_memory(lambda: gradient(model, task.loss, batch), task.device)
+    measured: dict[str, Any] = {"peak_memory": peak}
     if task.check:
         measured["gradient_error"] = gradient_error(model, task.loss, batch)
     return measured

@@ -11,8 +11,12 @@ import quadjoint as qj
 from reliability.faults import FAULTS, GRADIENTS, Fault, attempt, difference, initial, method_of
 from reliability.hostile import TIMES, Benign, Dropout
 
+# These share their passes with the others: gq-paper with gq, seminorm with adjoint, auto with direct.
+RELATED = ("gq-paper", "seminorm", "auto")
+METHODS = [pytest.param(g, marks=pytest.mark.slow if g in RELATED else ()) for g in GRADIENTS]
 
-@pytest.mark.parametrize("gradient", GRADIENTS)
+
+@pytest.mark.parametrize("gradient", METHODS)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_fault_ends_well(fault: Fault, gradient: str, request: pytest.FixtureRequest) -> None:
     if fault.poison and fault.expected(gradient)[0] is not None:
@@ -35,7 +39,7 @@ def test_every_fault_ends_well(fault: Fault, gradient: str, request: pytest.Fixt
         assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("gradient", ["direct", "discrete", "gq"])
+@pytest.mark.parametrize("gradient", ["direct", "gq"])
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f.error is not None], ids=lambda fault: fault.name)
 def test_after_a_failure_the_same_function_is_solved_as_if_nothing_had_been(fault: Fault, gradient: str) -> None:
     f, fresh = fault.make(), fault.make()

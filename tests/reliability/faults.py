@@ -49,6 +49,9 @@ from reliability.hostile import (
 GRADIENTS = ("direct", "discrete", "gq", "gq-paper", "adjoint", "seminorm", "reversible", "auto")
 
 
+Special = dict[str, tuple[type[BaseException] | None, str]]
+
+
 @dataclass(frozen=True)
 class Fault:
     """A misbehaviour, and what is expected of every gradient method.
@@ -71,7 +74,7 @@ class Fault:
     pattern: str = ""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     poison: bool = False
-    special: dict[str, tuple[type[BaseException] | None, str]] = field(default_factory=dict)
+    special: Special = field(default_factory=dict)
     tolerance: float = 1e-4
     settings: dict[str, Any] = field(default_factory=dict)
     y0: Callable[[], Tensor] | None = None
@@ -132,8 +135,9 @@ def stiff_start() -> Tensor:
 
 NOT_FINITE = (NonFiniteStateError, "not finite")
 SHORT = {"options": {"max_num_steps": 300}}
+RECORDED: Special = {name: (None, "") for name in ("direct", "auto")}
 # The recorded and transposed solves are as transparent to NaN as any other operation of torch.
-TORCH_LIKE = {name: (None, "") for name in ("direct", "discrete", "reversible", "auto")}
+TORCH_LIKE: Special = {name: (None, "") for name in ("direct", "discrete", "reversible", "auto")}
 
 FAULTS: tuple[Fault, ...] = (
     Fault("NaN after t = 0.5", sick(), *NOT_FINITE),
@@ -160,8 +164,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault("BatchNorm in train mode", Normalised, tolerance=1e-3),
     Fault("forward and backward hooks", lambda: Layered(hooks)),
     Fault("weight norm", lambda: Layered(weight_norm)),
-    Fault("spectral norm", lambda: Layered(spectral_norm)),
+    Fault("spectral norm in train mode", lambda: Layered(spectral_norm)),
     Fault("torch.utils.checkpoint inside", Checkpointed),
+    Fault("reentrant checkpoint", lambda: Checkpointed(True), RuntimeError, "use_reentrant=True", special=RECORDED),
     Fault("an ODE solved inside", Nested),
     Fault("deep copy", lambda: copy.deepcopy(Benign())),
     Fault("pickled and unpickled", lambda: pickled(Benign())),

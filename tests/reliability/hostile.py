@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import quadjoint as qj
 
@@ -170,10 +171,12 @@ class Layered(Benign):
 
 
 class Checkpointed(Benign):
-    def fault(self, t: Tensor, y: Tensor) -> Tensor:
-        from torch.utils.checkpoint import checkpoint
+    def __init__(self, reentrant: bool = False) -> None:
+        super().__init__()
+        self.reentrant = reentrant
 
-        return checkpoint(self.benign, y, use_reentrant=False)
+    def fault(self, t: Tensor, y: Tensor) -> Tensor:
+        return checkpoint(self.benign, y, use_reentrant=self.reentrant)
 
 
 class Nested(Benign):
@@ -223,8 +226,8 @@ def weight_norm(layer: nn.Module) -> nn.Module:
 
 
 def spectral_norm(layer: nn.Module) -> nn.Module:
-    """In eval mode, as each evaluation in train mode moves the estimate of the norm."""
-    return nn.utils.parametrizations.spectral_norm(layer).eval()
+    """In train mode, where each evaluation moves the estimate of the norm."""
+    return nn.utils.parametrizations.spectral_norm(layer).train()
 
 
 def hooks(layer: nn.Module) -> None:

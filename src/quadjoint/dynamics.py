@@ -93,14 +93,17 @@ class Dynamics:
         except RuntimeError as error:
             if "a leaf Variable that requires grad is being used in an in-place" in str(error):
                 raise ValueError(_IN_PLACE) from error
-            if y.requires_grad or "does not require grad" not in str(error):
+            recorded = y.requires_grad and torch.is_grad_enabled()
+            if recorded or "does not require grad" not in str(error):
                 raise
             self.needs_grad = True
             return self._with_grad(t, y)
 
     def _with_grad(self, t: Tensor, y: Tensor) -> Any:
+        if not (y.requires_grad and torch.is_grad_enabled()):
+            y = y.detach().requires_grad_()
         with torch.enable_grad():
-            return self._call(t, y if y.requires_grad else y.detach().requires_grad_())
+            return self._call(t, y)
 
     def _call(self, t: Tensor, y: Tensor) -> Any:
         if self.time_map is not None:

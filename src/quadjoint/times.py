@@ -141,10 +141,11 @@ def shift(f: Dynamics, y: Tensor, t: Tensor, sign: float = 1.0) -> Tensor:
     plain.shape, plain.needs_grad, plain.stackable = f.shape, f.needs_grad, f.stackable
 
     def rate(t: Tensor, y: Tensor) -> Tensor:
-        if f.time_map is not None:  # (K, B) times: a stack of evaluations with times per sample
-            times = t.reshape(*t.shape, *(1,) * (y.ndim - t.ndim))
-            rows = [plain.checked(ti.to(plain.time_dtype), yi) for ti, yi in zip(times, y, strict=True)]
-            return torch.stack(rows)
+        if f.time_map is not None:  # times of shape (B,), or (K, B): a stack of evaluations with times per sample
+            times = plain.time(t.reshape(*t.shape, *(1,) * (y.ndim - t.ndim)))
+            if t.ndim == 1:
+                return plain.checked(times, y)
+            return torch.stack([plain.checked(ti, yi) for ti, yi in zip(times, y, strict=True)])
         if t.ndim == 0:
             return plain(t, y)
         return stack_call(plain, t, y) if len(y) <= 64 else torch.cat(

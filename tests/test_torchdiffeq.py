@@ -67,6 +67,26 @@ def test_cubic_interpolation_is_the_same_to_its_order(method: str) -> None:
 
 
 @pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("perturb", [False, True])
+@pytest.mark.parametrize("method", [*FIXED, "explicit_adams"])
+def test_perturbed_ends_of_steps(method: str, perturb: bool, backwards: bool) -> None:
+    """y' = 1 up to t = 1/2 and -1 from there: a step that ends or starts there must see its own side."""
+
+    def f(t: Tensor, y: Tensor) -> Tensor:
+        return torch.where(t < 0.5, 1.0, -1.0).to(y).expand_as(y)
+
+    t = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=torch.float64)
+    t = t.flip(0) if backwards else t
+    y0 = torch.zeros(1, dtype=torch.float64)
+    ours, theirs = (m.odeint(f, y0, t, method=method, options={"perturb": perturb}) for m in (dropin, torchdiffeq))
+    if method == "explicit_adams":  # its starting steps differ
+        ours, theirs = ours[:3], theirs[:3]
+    assert problems.error(ours, theirs) < 1e-12
+    if perturb and method != "explicit_adams":
+        assert float(ours[-1]) == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
 def test_own_grid(backwards: bool) -> None:
     t = TIMES.flip(0) if backwards else TIMES
 

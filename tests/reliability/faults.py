@@ -98,6 +98,7 @@ def attempt(fault: Fault, f: nn.Module, gradient: str, method: str | None = None
     f.zero_grad()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", qj.QuadjointWarning)
+        warnings.filterwarnings("ignore", "None of the inputs have requires_grad", UserWarning)  # reentrant checkpoints
         with fault.around():
             ys = qj.odeint(f, y0, TIMES, **{"method": method, **tight, "gradient": gradient, **fault.settings})
         loss = (ys[1:] ** 2).sum()

@@ -138,7 +138,7 @@ class Board:
         return left / self.workers
 
     def render(self) -> RenderableType:
-        table = Table(expand=False, pad_edge=False)
+        table = Table()
         for name in ("run", "method", "width", "seed"):
             table.add_column(name)
         for name in ("epoch", "loss", "per epoch", "left"):

@@ -107,7 +107,7 @@ def legend(figure: Figure, axes: list[Axes]) -> None:
             handles.setdefault(label, handle)
     if handles:
         order = ordered(handles)
-        columns = min(len(order), 6)
+        columns = max(2, min(len(order), int(figure.get_figwidth() / 1.25)))
         figure.legend([handles[m] for m in order], order, loc="outside lower center", ncols=columns, frameon=False)
 
 
@@ -123,6 +123,13 @@ def against_width(ax: Axes, records: Records, *path: str) -> None:
         if points:
             x, y, deviation = zip(*points, strict=True)
             ax.errorbar(x, y, yerr=deviation, label=method, capsize=2, **style(method))
+
+
+def name_widths(ax: Axes, records: Records) -> None:
+    """Mark the widths that there are, not powers of ten."""
+    widths = sorted({r["config"]["width"] for r in records})
+    ax.set_xticks(widths, [str(w) for w in widths], minor=False)
+    ax.set_xticks([], minor=True)
 
 
 def curves(ax: Axes, records: Records, name: str, *, clock: bool) -> None:
@@ -157,9 +164,11 @@ def training_figure(records: Records, metric: str, metric_name: str, loss: str, 
     figure, axes = canvas(2, 2)
     against_width(axes[0], timed, "seconds_per_gradient")
     label(axes[0], "width", "seconds per training step", title="Time", log="xy")
+    name_widths(axes[0], timed)
     against_width(axes[1], trained, "final", metric)
     label(axes[1], "width", metric_name, title="After training", log="xy" if log_metric else "x")
     if trained:
+        name_widths(axes[1], trained)
         width = max(r["config"]["width"] for r in trained)
         largest = [r for r in trained if r["config"]["width"] == width]
         curves(axes[2], largest, loss, clock=False)
@@ -182,6 +191,8 @@ def cost_figure(records: Records) -> Figure | None:
     label(axes[1], "width", "peak bytes of one gradient", log="xy")
     against_width(axes[2], timed, "gradient_error")
     label(axes[2], "width", "relative error of the gradient", log="xy")
+    for ax in axes:
+        name_widths(ax, timed)
     legend(figure, axes)
     return figure
 

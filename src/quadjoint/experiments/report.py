@@ -6,7 +6,6 @@ Nothing is loaded from elsewhere, and every text from the results is escaped.
 from __future__ import annotations
 
 import base64
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -103,9 +102,10 @@ def _summary(results: store.Results) -> str:
     records = results.records
     counts = Counter(r["experiment"] for r in records)
     seconds = sum(r.get("seconds") or 0.0 for r in records if isinstance(r.get("seconds"), int | float))
-    machines = {json.dumps(_machine(r), sort_keys=True) for r in records}
+    machines = [_machine(r) for r in records]
+    facts = {name: sorted({machine[name] for machine in machines}) for name in (machines[0] if machines else {})}
     words = f"{len(records)} runs, {duration(seconds)} of computation in all."
-    listed = _list(f"{key}: {val}" for m in sorted(machines)[:3] for key, val in json.loads(m).items())
+    listed = _list(f"{name}: {', '.join(found)}" for name, found in facts.items())
     rows = [(TITLES.get(name, name), count) for name, count in counts.items()]
     return (
         "<h1>Faster training of neural ODEs: the experiments repeated</h1>"
@@ -149,14 +149,19 @@ def _agreement(results: store.Results, names: list[str]) -> str:
     """What agrees with the paper and what does not, counted, and each disagreement listed."""
     every = [(name, *pair) for name in names for pair in findings(name, results.of(name))]
     counts = Counter(_verdict(finding) for _, _, finding in every)
-    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    order = {"agrees": "agree", "does not agree": "do not agree", "not measured": "are not measured"}
+    words = ", ".join(f"{counts[verdict]} {plural}" for verdict, plural in order.items() if counts[verdict])
     against = [
         f"{TITLES[name]}: “{statement}” {finding.words}"
         for name, statement, finding in every
         if finding.agrees is False
     ]
-    text = f"<h2>Agreement with the paper</h2><p>{escape(words) or 'Nothing to compare yet.'}</p>"
+    text = f"<h2>Agreement with the paper</h2><p>{_statements(words)}</p>"
     return text + ("<p>What does not agree:</p>" + _list(against) if against else "")
+
+
+def _statements(words: str) -> str:
+    return f"Of the paper's statements, {escape(words)} here." if words else "Nothing to compare yet."
 
 
 def _claims(name: str, records: Records) -> str:

@@ -51,7 +51,7 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
     """
     line = json.dumps(finite(record), allow_nan=False, separators=(",", ":")).encode() + b"\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path.with_name(path.name + ".lock")), open(path, "ab", buffering=0) as file:
+    with locked(path.with_name(f".{path.name}.lock")), open(path, "ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         if size:
             with open(path, "rb") as tail:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from quadjoint.control import GridControl
 from quadjoint.dynamics import Dynamics
 from quadjoint.problem import Problem
 
@@ -62,13 +64,13 @@ class _Solve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        y0, points, observed, *params = ctx.saved_tensors
+        y0, points, observed, *_ = ctx.saved_tensors  # which autograd refuses if one was changed in place
         (grad_ys,) = grads
         problem: Problem = ctx.problem
-        with as_captured(problem.f, ctx.tensors):
-            if torch.is_grad_enabled():
-                return None, None, *_differentiable(problem, y0, points, observed, params, grad_ys)
-            out = ctx.method.backward(problem, ctx.memory, grad_ys)
+        if torch.is_grad_enabled():
+            return None, None, *_differentiable(problem, ctx.tensors, y0, points, observed, grad_ys)
+        with _captured(problem, ctx.tensors, lambda x: x.detach().requires_grad_(x.requires_grad)) as same:
+            out = ctx.method.backward(same, ctx.memory, grad_ys)
         if not _graph_is_kept():
             ctx.memory = None  # as autograd frees what it saved, also while the result of the solve lives on
         return None, None, out.y0, out.points, out.observed, *out.params
@@ -80,14 +82,87 @@ def _graph_is_kept() -> bool:
     return True if ask is None else bool(ask())
 
 
-def _differentiable(problem: Problem, y0: Tensor, points: Tensor | None, observed: Tensor | None,
-                    params: list[Tensor], grad_ys: Tensor) -> list[Tensor | None]:  # fmt: skip
+class Gate(torch.autograd.Function):
+    """The identity; while ``gates`` are closed, no gradient passes."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: Gates, x: Tensor) -> Tensor:
+        ctx.gates = gates
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        return None, None if ctx.gates.closed else grads[0]
+
+
+class Gates:
+    """Tensors to differentiate in separately although some depend on others, as y0 may on a parameter of f.
+
+    A gradient in the tensors behind closed gates is a partial one; once the gates are open again, derivatives of
+    that gradient are total ones.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return Gate.apply(self, x) if x.requires_grad else x
+
+    def gradients(self, out: Tensor, inputs: Sequence[Tensor | None], seed: Tensor) -> list[Tensor | None]:
+        """Partial gradients, themselves differentiable; None for inputs that are None or not differentiated in."""
+        wanted = [x for x in inputs if x is not None and x.requires_grad]
+        self.closed = True
+        try:
+            found = iter(torch.autograd.grad(out, wanted, seed, create_graph=True, allow_unused=True))
+        finally:
+            self.closed = False
+        return [next(found) if x is not None and x.requires_grad else None for x in inputs]
+
+
+def _differentiable(problem: Problem, tensors: dict[str, Tensor] | None, y0: Tensor, points: Tensor | None,
+                    observed: Tensor | None, grad_ys: Tensor) -> list[Tensor | None]:  # fmt: skip
     """Gradients that can be differentiated again (``create_graph=True``): solve once more, recorded by autograd."""
-    ys = problem.again().run(y0)
-    inputs = [y0, points, observed, *params]
-    wanted = [x for x in inputs if x is not None and x.requires_grad]
-    found = iter(torch.autograd.grad(ys, wanted, grad_ys, create_graph=True, allow_unused=True))
-    return [next(found) if x is not None and x.requires_grad else None for x in inputs]
+    gates = Gates()
+    y0, points, observed = gates(y0), _through(gates, points), _through(gates, observed)
+
+    def make_control() -> Any:
+        control = problem.solver.make_control()
+        assert isinstance(control, GridControl)
+        control.points = points
+        return control
+
+    def make_observer() -> Any:
+        observer = problem.make_observer()
+        observer.points = observed
+        return observer
+
+    with _captured(problem, tensors, gates) as same:
+        again = same.again()
+        again.solver = replace(again.solver, stepper=again.solver.eager, points=points)
+        if points is not None:
+            again.solver.make_control = make_control
+        if observed is not None:
+            again.make_observer = make_observer
+        ys = again.run(y0)
+        return gates.gradients(ys, [y0, points, observed, *same.params], grad_ys)
+
+
+def _through(gates: Gates, x: Tensor | None) -> Tensor | None:
+    return None if x is None else gates(x)
+
+
+@contextmanager
+def _captured(
+    problem: Problem, tensors: dict[str, Tensor] | None, copy: Callable[[Tensor], Tensor]
+) -> Iterator[Problem]:
+    """The problem with the tensors of the forward pass, where the module has others by now, as copies."""
+    if tensors is None or all(now is tensors.get(name) for name, now in (capture(problem.f.f) or {}).items()):
+        yield problem
+        return
+    copies = {id(x): copy(x) for x in tensors.values()}
+    params = tuple(copies.get(id(p), p) for p in problem.params)
+    with as_captured(problem.f, {name: copies[id(x)] for name, x in tensors.items()}):
+        yield replace(problem, params=params)
 
 
 def capture(f: Callable[..., Any]) -> dict[str, Tensor] | None:

@@ -142,8 +142,8 @@ def report(solves: int, count: int) -> str:
         "## Memory",
         "",
         "A failing pair is one solve that ends in a `SolveError` on its way forwards and one whose dynamics raise in "
-        "the backward pass. Memory is the growth of the resident set; what is freed is used again, so a small leak would "
-        "show in the number of live tensors first.",
+        "the backward pass. Memory is the growth of the resident set; what is freed is used again, so a small leak "
+        "would show in the number of live tensors first.",
         "",
         *memory_rows(solves),
         "",

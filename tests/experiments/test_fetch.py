@@ -95,7 +95,10 @@ def test_a_damaged_file_is_fetched_again(plain, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(gzip.compress(b"something else", mtime=0), "not the published file"), (b"<html>no</html>", "damaged or cut-off gzip")],
+    [
+        (gzip.compress(b"something else", mtime=0), "not the published file"),
+        (b"<html>no</html>", "damaged or cut-off gzip"),
+    ],
 )
 def test_a_wrong_answer_is_refused_and_nothing_is_kept(plain, tmp_path, content, words):
     answers = dict.fromkeys(zipped("home"), content)

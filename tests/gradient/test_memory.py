@@ -40,7 +40,8 @@ def test_memory_is_bounded_by_the_states_allowed(max_states: int) -> None:
     how = qj.DiscreteAdjoint(max_states=max_states, mode="joint")
     least = peak(qj.DiscreteAdjoint(max_states=1, mode="joint"), 2, "rk4")
     for steps in (8, 13, 32):
-        assert peak(how, steps, "rk4") <= least + max_states * STATE_BYTES
+        working = 3  # states on the way from a stored one to the step that is transposed
+        assert peak(how, steps, "rk4") <= least + (max_states + working) * STATE_BYTES
 
 
 def test_memory_of_the_reversible_method_does_not_grow_with_the_steps() -> None:

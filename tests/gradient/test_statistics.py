@@ -1,0 +1,67 @@
+"""The figures of a solve: forward ones at once, backward ones after backward, and their relations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import quadjoint as qj
+from gradient.helpers import ALL, Driven, loss, normal, times
+
+T = times(0.0, 0.4, 1.0)
+
+
+@pytest.mark.parametrize("how", [*ALL, "reversible"])
+def test_figures_are_filled(how: str) -> None:
+    f = Driven()
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    handle = f.register_forward_hook(count)
+    method = "alf" if how == "reversible" else "dopri5"
+    sol = qj.solve(f, normal(3, 3), T, gradient=how, method=method)
+    stats = sol.stats
+    assert stats.method == how
+    assert stats.forward_evaluations == calls
+    assert stats.accepted_steps > 0
+    assert stats.backward_evaluations == stats.vjp_state == stats.vjp_params == stats.quadrature_nodes == 0
+    assert stats.gradient_error is None
+    calls = 0
+    loss(sol.ys).backward()
+    handle.remove()
+    if how == "direct":
+        assert calls == stats.backward_evaluations == 0
+        return
+    assert 0 < calls <= stats.backward_evaluations
+    assert stats.vjp_state > 0
+    assert stats.vjp_params > 0
+    assert (stats.backward_accepted_steps > 0) == (how not in ("discrete", "reversible"))
+    assert (stats.quadrature_nodes > 0) == (how in ("gq", "gq-paper"))
+
+
+def test_a_quadrature_adjoint_needs_fewer_parameter_products_than_the_adjoint() -> None:
+    found = {}
+    for how in ("gq", "gq-paper", "adjoint", "seminorm"):
+        f = Driven(3, 8, 3.0)
+        sol = qj.solve(f, normal(3, 3), T, gradient=how, rtol=1e-5, atol=1e-5)
+        loss(sol.ys).backward()
+        found[how] = sol.stats
+    for how in ("gq", "gq-paper"):
+        assert found[how].vjp_params < found["seminorm"].vjp_params / 4
+    # Without parameters in the error estimate, the steps of the seminorm are those of the paper's method.
+    assert found["seminorm"].backward_accepted_steps == found["gq-paper"].backward_accepted_steps
+    assert found["adjoint"].backward_accepted_steps >= found["seminorm"].backward_accepted_steps
+
+
+def test_observations_do_not_break_the_discrete_backward_pass() -> None:
+    f, y0 = Driven(), normal(3, 3)
+    evaluations = {}
+    for count in (2, 60):
+        t = torch.linspace(0.0, 1.0, count, dtype=torch.float64)
+        sol = qj.solve(f, y0, t, gradient=qj.DiscreteAdjoint(mode="joint"))
+        loss(sol.ys).backward()
+        evaluations[count] = sol.stats.backward_evaluations
+    assert evaluations[60] <= evaluations[2] + 1

@@ -78,6 +78,14 @@ def test_adjoint_settings_that_repeat_the_forward_ones_are_fine() -> None:
     dropin.odeint_adjoint(problem, problem.y0, TIMES, rtol=1e-5, adjoint_rtol=1e-5, adjoint_method="dopri5")
 
 
+def test_tolerances_of_the_backward_solve_may_be_tuples() -> None:
+    problem = problems.Oscillator()
+    exact = problems.gradients(problem, problem.exact, TIMES)
+    settings: dict[str, Any] = {"rtol": (1e-8, 1e-9), "adjoint_rtol": (1e-8, 1e-9), "gradient": "adjoint"}
+    found = problems.gradients(problem, lambda y0, t: dropin.odeint_adjoint(problem, y0, t, **settings), TIMES)
+    assert problems.agree(found, exact, 1e-6)
+
+
 @pytest.mark.parametrize("gradient", ["adjoint", "seminorm", "gq", "gq-paper", "discrete", "direct", qj.Adjoint()])
 def test_gradient_argument_selects_any_method(gradient: Any) -> None:
     problem = problems.Linear()

@@ -49,8 +49,8 @@ def odeint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any = 1e-7, 
 
 def odeint_adjoint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any = 1e-7, atol: Any = 1e-9,
                    method: str | None = None, options: dict[str, Any] | None = None,
-                   event_fn: Callable[..., Any] | None = None, adjoint_rtol: float | None = None,
-                   adjoint_atol: float | None = None, adjoint_method: str | None = None,
+                   event_fn: Callable[..., Any] | None = None, adjoint_rtol: Any = None,
+                   adjoint_atol: Any = None, adjoint_method: str | None = None,
                    adjoint_options: dict[str, Any] | None = None, adjoint_params: Iterable[Tensor] | None = None,
                    gradient: str | Gradient | None = None) -> Any:  # fmt: skip
     """As ``odeint``, with gradients in little memory.
@@ -72,16 +72,16 @@ def odeint_adjoint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any 
         gradient or ("discrete" if method in RUNGE_KUTTA else "gq" if method == "scipy_solver" else "adjoint")
     )
     told = {
-        "adjoint_rtol": adjoint_rtol if adjoint_rtol != rtol else None,
-        "adjoint_atol": adjoint_atol if adjoint_atol != atol else None,
-        "adjoint_method": adjoint_method if adjoint_method != method else None,
-        "adjoint_options": adjoint_options or None,
+        "adjoint_rtol": _differs(adjoint_rtol, rtol),
+        "adjoint_atol": _differs(adjoint_atol, atol),
+        "adjoint_method": adjoint_method not in (None, method),
+        "adjoint_options": bool(adjoint_options),
     }
     if isinstance(how, ContinuousAdjoint):
         other_method = adjoint_method if adjoint_method != method else None
         how = _with_settings(how, adjoint_rtol, adjoint_atol, other_method, adjoint_options, y0)
     else:
-        _say_unused(how, [name for name, value in told.items() if value is not None])
+        _say_unused(how, [name for name, differs in told.items() if differs])
     callbacks = [name for name in _ADJOINT_CALLBACKS if hasattr(func, name)]
     if callbacks:
         _say_unused(how, callbacks)
@@ -181,8 +181,8 @@ def _with_settings(how: ContinuousAdjoint, rtol: Any, atol: Any, method: str | N
             _say_unused(how, ["adjoint_options['norm']"])
     return replace(
         how,
-        rtol=rtol if how.rtol is None else how.rtol,
-        atol=atol if how.atol is None else how.atol,
+        rtol=_smallest(rtol) if how.rtol is None else how.rtol,
+        atol=_smallest(atol) if how.atol is None else how.atol,
         method=method if how.method is None else how.method,
         options=options or None if how.options is None else how.options,
     )
@@ -211,6 +211,21 @@ def _say_unused(how: Gradient, names: list[str]) -> None:
 def _tolerance(value: Any, y0: Any) -> Any:
     """Sequences hold one tolerance per tensor of a tuple state, or per entry of a tensor state."""
     return torch.as_tensor(value) if isinstance(value, list | tuple) and isinstance(y0, Tensor) else value
+
+
+def _differs(value: Any, other: Any) -> bool:
+    """Whether a setting of the backward solve was given and is not that of the forward solve."""
+    numbers = isinstance(value, int | float) and isinstance(other, int | float)
+    return value is not None and value is not other and not (numbers and value == other)
+
+
+def _smallest(value: Any) -> float | None:
+    """The backward solve has one tolerance for all of its state."""
+    return None if value is None else min(float(torch.as_tensor(v).min()) for v in _entries(value))
+
+
+def _entries(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, list | tuple) else (value,)
 
 
 def _real(y0: Any) -> torch.dtype:

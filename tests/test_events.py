@@ -146,6 +146,29 @@ def test_the_first_of_several_events_ends_the_solve(gradient: str) -> None:
     assert found.tolist() == pytest.approx([0.0, -3 * 5 / 4, 5 / 2], abs=1e-6)
 
 
+@pytest.mark.parametrize("m", [1.3, 30.0])
+@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize("method", ["dopri5", "rk4"])
+def test_events_before_and_after_the_second_time(method: str, gradient: str, m: float) -> None:
+    """The second time gives the direction only. With y = a exp(k t) up to y = m and z' = y cos 5t, z is elementary."""
+    found = []
+    for closed_form in (False, True):
+        a, k = scalar(1.0), scalar(1.0)
+        if closed_form:
+            end = torch.log(m / a) / k
+            z = (m * (k * torch.cos(5 * end) + 5 * torch.sin(5 * end)) - a * k) / (k**2 + 25)
+        else:
+            _, ys = qj.odeint(
+                lambda t, y, k=k: torch.stack([k * y[0], y[0] * torch.cos(5 * t)]),
+                torch.stack([a, torch.zeros_like(a)]), torch.tensor([0.0, 1.0], dtype=DTYPE), method=method,
+                event_fn=lambda t, y: y[0] - m, gradient=gradient, rtol=1e-9, atol=1e-9,
+                options={"step_size": 0.02} if method == "rk4" else None,
+            )  # fmt: skip
+            z = ys[-1, 1]
+        found.append([x.item() for x in (z, *torch.autograd.grad(z, (a, k), retain_graph=True))])
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+
+
 @pytest.mark.parametrize("gradient", GRADIENTS)
 def test_events_with_parameters_and_in_time(gradient: str) -> None:
     """exp(t) reaches m where t = log m, hence dt/dm = 1/m; an event in t alone has its time there."""

@@ -34,8 +34,8 @@ def decay(how: Any, ahead: float, turn: float, method: str, options: dict[str, A
                           gradient=how, method=method, rtol=1e-8, atol=1e-8, options=options)  # fmt: skip
     exact_event = t0 + turn * torch.log(y0) / a
     exact_last = y0.square() * torch.exp(-b / a * torch.log(y0))
-    assert float(event) == pytest.approx(float(exact_event), abs=1e-6)
-    assert float(ys[-1][1]) == pytest.approx(float(exact_last), rel=1e-6)
+    assert event.item() == pytest.approx(exact_event.item(), abs=1e-6)
+    assert ys[-1][1].item() == pytest.approx(exact_last.item(), rel=1e-6)
     inputs = (a, b, t0, y0)
     found = torch.autograd.grad(event + ys[-1][1].square() + ys[-1][0], inputs)
     exact = torch.autograd.grad(exact_event + exact_last.square(), inputs)
@@ -73,7 +73,7 @@ def test_a_bouncing_ball_is_differentiated_through_its_bounces(how: Any) -> None
                           rtol=1e-9, atol=1e-9)  # fmt: skip
         y = torch.stack([torch.full((), 1e-9, dtype=torch.float64), -r * ys[-1][1]])
     exact = 2 * v0 / g * (1 + r + r**2)
-    assert float(t) == pytest.approx(float(exact), rel=1e-6)
+    assert t.item() == pytest.approx(exact.item(), rel=1e-6)
     found = torch.autograd.grad(t, (g, r, v0))
     assert relative(found, torch.autograd.grad(exact, (g, r, v0))) < 1e-5
 
@@ -81,7 +81,7 @@ def test_a_bouncing_ball_is_differentiated_through_its_bounces(how: Any) -> None
 def test_the_first_of_several_events_counts() -> None:
     y0 = times(1.0, 2.0).requires_grad_()
     event, ys = qj.odeint(lambda t, y: -torch.ones_like(y), y0, times(0.0, 1.0), event_fn=lambda t, y: y)
-    assert float(event) == pytest.approx(1.0, abs=1e-6)
+    assert event.item() == pytest.approx(1.0, abs=1e-6)
     (found,) = torch.autograd.grad(event, y0)
     assert torch.allclose(found, times(1.0, 0.0), atol=1e-9)
     assert torch.allclose(ys[-1], times(0.0, 1.0), atol=1e-6)

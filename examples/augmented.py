@@ -60,7 +60,9 @@ for row, extra in zip(axes, (0, 1), strict=True):
     print(f"{name}: {100 * right:.1f} % right, {evaluations[-1]} evaluations at the end")
 
     colours = ["tab:blue" if label else "tab:orange" for label in labels]
-    row[0].imshow(chance.T, origin="lower", extent=(-1.7, 1.7, -1.7, 1.7), cmap="PuOr", vmin=0, vmax=1, alpha=0.4)
+    row[0].imshow(
+        chance.T.numpy(), origin="lower", extent=(-1.7, 1.7, -1.7, 1.7), cmap="PuOr", vmin=0, vmax=1, alpha=0.4
+    )
     row[0].scatter(*points.T, s=4, c=colours)
     row[0].set(title=f"{name}: {100 * right:.1f} % right", xticks=[], yticks=[])
     if extra:  # seen from the side: the learnt direction against the extra dimension

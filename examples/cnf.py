@@ -94,7 +94,7 @@ for column, density in zip(axes.T, (moons, pinwheel, checkerboard), strict=True)
     print(f"{density.__name__}: the density integrates to {total:.3f} over the square")
     for axis, points in ((column[0], density(4000)), (column[2], drawn)):
         axis.plot(*points.T, ".", ms=1, color="0.3")
-    column[1].imshow(image.T, origin="lower", extent=(-3, 3, -3, 3), cmap="magma")
+    column[1].imshow(image.T.numpy(), origin="lower", extent=(-3, 3, -3, 3), cmap="magma")
     column[0].set_title(density.__name__)
 for row, name in zip(axes, ("data", "learnt density", "samples of the flow"), strict=True):
     row[0].set_ylabel(name)

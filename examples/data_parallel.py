@@ -65,7 +65,7 @@ if rank == 0:
     with torch.no_grad():
         chance = model.module(plane).softmax(-1)[:, 1].reshape(len(ticks), -1)
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
-    left.imshow(chance.T, origin="lower", extent=(-2.3, 2.3, -2.3, 2.3), cmap="PuOr", vmin=0, vmax=1, alpha=0.4)
+    left.imshow(chance.T.numpy(), origin="lower", extent=(-2.3, 2.3, -2.3, 2.3), cmap="PuOr", vmin=0, vmax=1, alpha=0.4)
     left.scatter(*x.T, s=4, c=["tab:blue" if i else "tab:orange" for i in label])
     left.set(xticks=[], yticks=[], title=f"trained by {world} processes")
     right.semilogy(losses, color="0.3")

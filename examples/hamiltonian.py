@@ -11,6 +11,7 @@ Hamiltonian network conserves is its own H, so the pendulum's energy wavers alon
     python examples/hamiltonian.py [--quick]
 """
 
+# %% The pendulum, and a network for its energy
 import sys
 from pathlib import Path
 
@@ -43,12 +44,14 @@ class Hamiltonian(nn.Module):
         return torch.stack([slope[..., 1], -slope[..., 0]], dim=-1)
 
 
+# %% Noisy trajectories
 times = torch.linspace(0, 3, 16)
 y0 = torch.randn(TRAJECTORIES, 2)
 y0 = y0 / y0.norm(dim=1, keepdim=True) * (0.4 + 1.4 * torch.rand(TRAJECTORIES, 1))
 exact = qj.odeint(pendulum, y0, times, rtol=1e-7, atol=1e-9)
 seen = exact + 0.02 * torch.randn_like(exact)
 
+# %% Train both through the solver
 models = {"Hamiltonian network": Hamiltonian(), "plain network": qj.nn.TimeMLP(2, 64, time=False, activation=nn.Tanh)}
 for name, model in models.items():
     optimiser = torch.optim.Adam(model.parameters(), lr=5e-3)
@@ -62,6 +65,7 @@ for name, model in models.items():
         schedule.step()
     print(f"{name}: error on the trajectories {loss.item() ** 0.5:.4f} (noise 0.02)")
 
+# %% Ten times as long
 start, long = torch.tensor([1.5, 0.0]), torch.linspace(0, 30, 301)
 truth = qj.odeint(pendulum, start, long, rtol=1e-8, atol=1e-10)
 figure, (plane, drift) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")

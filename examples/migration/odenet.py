@@ -97,7 +97,7 @@ for iteration in range(ITERATIONS):
 figure, (shown, learning) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained", width_ratios=(1, 1.4))
 with torch.no_grad():
     guesses = model(images[-8:]).argmax(1)
-shown.imshow(images[-8:].reshape(2, 4, 28, 28).transpose(1, 2).reshape(56, 112), cmap="gray")
+shown.imshow(images[-8:].reshape(2, 4, 28, 28).transpose(1, 2).reshape(56, 112).numpy(), cmap="gray")
 shown.set(xticks=[], yticks=[], title="read as " + " ".join(map(str, guesses.tolist())))
 learning.semilogy(losses, color="0.3")
 learning.set(xlabel="iteration", ylabel="cross-entropy")

@@ -62,11 +62,10 @@ class ContinuousAdjoint(Gradient):
         products = Products(problem)
         if len(times) < 2:
             return Gradients(grad_ys.sum(0), products.sums)
-        scale = float(max(rms_norm(g) for g in grad_ys)) if self.normalise else 1.0
-        if not math.isfinite(scale):
+        largest = float(torch.stack([rms_norm(g) for g in grad_ys]).max())
+        if not math.isfinite(largest):
             raise SolveError("The gradient of the loss has entries that are NaN or infinite; check the loss.")
-        if scale == 0.0:
-            scale = 1.0
+        scale = largest if self.normalise and largest > 0.0 else 1.0
         sweep = _Sweep(self, problem, products, recorder, ys, grad_ys / scale)
         a = sweep.run()
         sums = [None if s is None else s * scale for s in products.sums]
@@ -149,7 +148,7 @@ class _Sweep:
         self.products.stats.vjp_params += 1
         if not out.requires_grad:
             return [torch.zeros_like(x, dtype=a.dtype) for x in inputs]
-        found = torch.autograd.grad(out, inputs, a, allow_unused=True)
+        found = torch.autograd.grad(out, inputs, a, retain_graph=True, allow_unused=True)
         # Real parameters of a complex state, or of another precision, are carried in the dtype of the state.
         return [(torch.zeros_like(x) if g is None else g).to(a.dtype) for g, x in zip(found, inputs, strict=True)]
 

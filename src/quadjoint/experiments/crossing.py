@@ -64,7 +64,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
             epochs=config.epochs,
             seed=config.seed,
             device=config.device,
-            check=config.width <= 500,
+            check=3.0 if config.width <= 500 else None,
         ),
         context,
     )

@@ -73,7 +73,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
         loss=loss,
         batches=minibatches(train_set, config.batch),
         evaluate=lambda model: evaluate(model, test_set),
-        check=config.width <= 500,
+        check=3.0 if config.width <= 500 else None,
         lr=config.lr,
         epochs=config.epochs,
         seed=config.seed,

@@ -184,13 +184,15 @@ def cost_figure(records: Records) -> Figure | None:
     timed = of_study(records, "widths", "time")
     if not timed:
         return None
-    figure, axes = canvas(1, 3, width=3.8)
+    figure, axes = canvas(2, 2)
     against_width(axes[0], timed, "per_gradient", "backward_evaluations")
     label(axes[0], "width", "evaluations in the backward pass", log="xy")
     against_width(axes[1], timed, "peak_memory")
     label(axes[1], "width", "peak bytes of one gradient", log="xy")
     against_width(axes[2], timed, "gradient_error")
-    label(axes[2], "width", "relative error of the gradient", log="xy")
+    label(axes[2], "width", "relative error", title="Against the exact gradient", log="xy")
+    against_width(axes[3], timed, "gradient_mismatch")
+    label(axes[3], "width", "relative difference", title="Against the gradient of the computed loss", log="xy")
     for ax in axes:
         name_widths(ax, timed)
     legend(figure, axes)

@@ -79,7 +79,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
             epochs=config.epochs,
             seed=config.seed,
             device=config.device,
-            check=config.width <= 500,
+            check=2.0 if config.width <= 500 and config.study == "widths" else None,
         ),
         context,
     )

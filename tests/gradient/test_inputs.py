@@ -178,6 +178,20 @@ def test_tensors_computed_outside_of_f_are_given_as_params(how: str) -> None:
     assert relative(found, (reference[0], reference[2])) < (1e-3 if how == "gq-paper" else 1e-6)
 
 
+@pytest.mark.parametrize("how", [*ALL, *(qj.DiscreteAdjoint(mode=m) for m in ("joint", "stacked", "parallel"))])
+def test_a_condition_from_an_encoder_is_differentiated_through(how: str | qj.Gradient) -> None:
+    """The graph of a tensor that f closes over is used by every product, and again by the rest of the loss."""
+    f, y0, x, weight = Driven(), normal(40, 3), normal(40, 3, seed=3), normal(3, 3, seed=4).requires_grad_()
+    t = torch.linspace(0.0, 1.0, 12, dtype=torch.float64)
+
+    def found(how: str | qj.Gradient, **options: Any) -> list[Tensor]:
+        condition = torch.exp(0.3 * x @ weight)
+        ys = qj.odeint(lambda t, y: f(t, y) + torch.tanh(condition), y0, t, gradient=how, **options)
+        return list(torch.autograd.grad(loss(ys) + condition.square().sum(), [weight]))
+
+    assert relative(found(how, **TIGHT), found("direct", **REFERENCE)) < (1e-3 if how == "gq-paper" else 1e-6)
+
+
 @pytest.mark.parametrize("how", ALL)
 def test_params_are_differentiated_besides_the_parameters_of_a_module(how: str) -> None:
     """A condition that a module holds as a plain attribute, computed by an encoder."""

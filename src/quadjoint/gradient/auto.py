@@ -118,7 +118,7 @@ def _saved_bytes(total: list[int], skip: set[int]) -> Iterator[None]:
         if pointer not in seen:
             seen.add(pointer)
             total[0] += x.untyped_storage().nbytes()
-        return x
+        return x.detach()  # the tensor itself would be kept alive by its own graph
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         yield

@@ -30,10 +30,11 @@ class Gradient:
     def apply(self, problem: Problem, y0: Tensor) -> Tensor:
         """Solve ``problem`` from ``y0`` such that the result can be differentiated."""
         problem.stats.method = problem.stats.method or self.name
-        if not torch.is_grad_enabled() or not (y0.requires_grad or problem.params):
-            return problem.run(y0)
         points = problem.solver.points if self.exact_clock else None
         observed = problem.make_observer().points if self.exact_clock else None
+        if not torch.is_grad_enabled() or not (y0.requires_grad or problem.params or points is not None):
+            with torch.no_grad():
+                return problem.run(y0)
         return _Solve.apply(self, problem, y0, points, observed, *problem.params)
 
     def forward(self, problem: Problem, y0: Tensor) -> tuple[Tensor, Any]:

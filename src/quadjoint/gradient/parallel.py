@@ -135,7 +135,7 @@ def _chunk(transposer: StepTransposer, products: Products, chunk: list[StepRecor
     params = transposer.problem.params
     if params and out.requires_grad:
         products.stats.vjp_params += 1
-        products.add(torch.autograd.grad(out, params, lambdas.view(out.shape), allow_unused=True))
+        products.add(torch.autograd.grad(out, params, lambdas.view(out.shape), retain_graph=True, allow_unused=True))
     return a, carried
 
 

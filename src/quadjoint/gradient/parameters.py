@@ -16,7 +16,10 @@ CHUNK_ROWS = 512
 
 
 class Products:
-    """Products a^T df/dy and a^T df/dtheta; the parameter parts are summed in place in ``sums``."""
+    """Products a^T df/dy and a^T df/dtheta; the parameter parts are summed in place in ``sums``.
+
+    Graphs are retained, as f may close over tensors that were computed before the solve and share their graph.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.f: Dynamics = problem.f
@@ -43,7 +46,7 @@ class Products:
         """a^T df/dy of an evaluation that was recorded; a^T df/dtheta goes to the sums."""
         if not out.requires_grad:
             return torch.zeros_like(y)
-        g, *gradients = torch.autograd.grad(out, (y, *self.params), a, allow_unused=True)
+        g, *gradients = torch.autograd.grad(out, (y, *self.params), a, retain_graph=True, allow_unused=True)
         self.stats.vjp_state += 1
         self.stats.vjp_params += 1
         self.add(gradients)
@@ -59,7 +62,7 @@ class Products:
         self.stats.vjp_state += 1
         if not out.requires_grad:
             return out, torch.zeros_like(y)
-        (g,) = torch.autograd.grad(out, y, a, allow_unused=True)
+        (g,) = torch.autograd.grad(out, y, a, retain_graph=True, allow_unused=True)
         return out.detach(), torch.zeros_like(y) if g is None else g
 
     def record(self, t: Time, y: Tensor, nudge: int = 0) -> tuple[Tensor, Tensor]:
@@ -85,7 +88,7 @@ class Products:
         self.stats.vjp_params += 1
         if not outs.requires_grad:
             return [None] * len(self.params)
-        return torch.autograd.grad(outs, self.params, a, allow_unused=True)
+        return torch.autograd.grad(outs, self.params, a, retain_graph=True, allow_unused=True)
 
     def record_stack(self, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
         """f at a stack of points, recorded by autograd: one call under vmap where f allows it."""

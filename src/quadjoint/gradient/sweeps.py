@@ -83,6 +83,7 @@ def compiled_sweep(transposer: StepTransposer, products: Products, memory: Recor
             k = record.first.detach().requires_grad_()
             y1, stages, _ = stepper.call(f, record.t0, record.t1, y, k)
         grads = (a.view(f.shape), adjoints[1:].view(stages.shape))
+        # No graph is retained here: a compiled backward pass may reuse the buffers of the forward pass.
         found, first, *gradients = torch.autograd.grad((y1, stages), (y, k, *params), grads, allow_unused=True)
         stats.backward_evaluations += record.stages - 1
         stats.vjp_state += record.stages - 1
@@ -125,7 +126,9 @@ def clock_sweep(problem: Problem, memory: Recorder, grad_ys: Tensor) -> Gradient
             elif last > first:
                 outs.append(step.evaluate_at(times))
                 grads.append(grad_ys[first:last])
-            found = torch.autograd.grad(outs, (y0, ends, times, *problem.params), grads, allow_unused=True)
+            found = torch.autograd.grad(
+                outs, (y0, ends, times, *problem.params), grads, retain_graph=True, allow_unused=True
+            )
         in_y, in_ends, in_times, *in_params = found
         a = torch.zeros_like(y0) if in_y is None else in_y
         if in_ends is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -53,6 +54,7 @@ def run_demo(out: Path, processes: int, console: Console, jobs: list[Job] | None
     out.mkdir(parents=True, exist_ok=True)
     demo_figure(results).savefig(path, dpi=150)
     console.print(
+        "step: time of a training step; MiB: peak of one gradient; loss: on the test set. "
         "error: of one gradient against the exact one; mismatch: against the gradient of the loss as it was computed "
         "(weights at three times, sines twice, their initial size, the same for all methods).",
         highlight=False,
@@ -63,10 +65,10 @@ def run_demo(out: Path, processes: int, console: Console, jobs: list[Job] | None
 
 def demo_table(records: Records, title: str) -> Table:
     """One row per method."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("method")
-    for name in ("time a step", "vs adjoint", "backward evals", "memory", "error", "mismatch", "test loss"):
-        table.add_column(name, justify="right")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("method", no_wrap=True)
+    for name in ("step", "vs adjoint", "evals back", "MiB", "error", "mismatch", "loss"):
+        table.add_column(name, justify="right", no_wrap=True)
     found = {r["config"]["method"]: r for r in records}
     adjoint = value(found["adjoint"], "seconds_per_gradient") if "adjoint" in found else None
     for method in ordered(found):
@@ -77,7 +79,7 @@ def demo_table(records: Records, title: str) -> Table:
             duration(seconds),
             f"{adjoint / seconds:.1f}x" if seconds and adjoint else "",
             _number(value(record, "per_gradient", "backward_evaluations"), ".0f"),
-            f"{(value(record, 'peak_memory') or 0) / 2**20:.2f} MiB",
+            f"{(value(record, 'peak_memory') or 0) / 2**20:.2f}",
             _number(value(record, "gradient_error"), ".0e"),
             _number(value(record, "gradient_mismatch"), ".0e"),
             _number(value(record, "final", LOSSES[record["experiment"]]), ".2g"),

@@ -54,7 +54,7 @@ def run_demo(out: Path, processes: int, console: Console, jobs: list[Job] | None
     out.mkdir(parents=True, exist_ok=True)
     demo_figure(results).savefig(path, dpi=150)
     console.print(
-        "step: time of a training step; MiB: peak of one gradient; loss: on the test set. "
+        "step: time of a training step; faster: than the adjoint; evals: in the backward pass; MiB: peak of one gradient; loss: on the test set. "
         "error: of one gradient against the exact one; mismatch: against the gradient of the loss as it was computed "
         "(weights at three times, sines twice, their initial size, the same for all methods).",
         highlight=False,
@@ -67,7 +67,7 @@ def demo_table(records: Records, title: str) -> Table:
     """One row per method."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     table.add_column("method", no_wrap=True)
-    for name in ("step", "vs adjoint", "evals back", "MiB", "error", "mismatch", "loss"):
+    for name in ("step", "faster", "evals", "MiB", "error", "mismatch", "loss"):
         table.add_column(name, justify="right", no_wrap=True)
     found = {r["config"]["method"]: r for r in records}
     adjoint = value(found["adjoint"], "seconds_per_gradient") if "adjoint" in found else None

@@ -54,7 +54,8 @@ def run_demo(out: Path, processes: int, console: Console, jobs: list[Job] | None
     out.mkdir(parents=True, exist_ok=True)
     demo_figure(results).savefig(path, dpi=150)
     console.print(
-        "step: time of a training step; faster: than the adjoint; evals: in the backward pass; MiB: peak of one gradient; loss: on the test set. "
+        "step: time of a training step; faster: than the adjoint; evals: in the backward pass; MiB: peak of one "
+        "gradient; loss: on the test set. "
         "error: of one gradient against the exact one; mismatch: against the gradient of the loss as it was computed "
         "(weights at three times, sines twice, their initial size, the same for all methods).",
         highlight=False,

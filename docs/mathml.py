@@ -73,7 +73,8 @@ class Reader:
         if kind == "letter":
             return f"<mi>{value}</mi>"
         if kind == "other":
-            return f"<mo>{html.escape('−' if value == '-' else value)}</mo>"
+            fixed = ' stretchy="false"' if value in "()[]|" else ""
+            return f"<mo{fixed}>{html.escape('−' if value == '-' else value)}</mo>"
         if kind == "command":
             return self.command(value)
         raise ValueError(f"cannot read the formula {self.source!r} at {value!r}")
@@ -88,7 +89,8 @@ class Reader:
         if name in GREEK:
             return f"<mi>{GREEK[name]}</mi>"
         if name in SYMBOLS:
-            return f"<mo>{SYMBOLS[name]}</mo>"
+            fixed = ' stretchy="false"' if name in ("langle", "rangle") else ""
+            return f"<mo{fixed}>{SYMBOLS[name]}</mo>"
         raise ValueError(f"the formula {self.source!r} uses \\{name}, which docs/mathml.py does not know")
 
     def words(self) -> str:
@@ -107,7 +109,8 @@ def formula(source: str) -> str:
     for line in source.strip().split("\\\\"):
         cells = "".join(f"<mtd><mrow>{''.join(Reader(cell).row())}</mrow></mtd>" for cell in line.split("&"))
         rows.append(f"<mtr>{cells}</mtr>")
-    return f'<div class="formula"><math display="block"><mtable>{"".join(rows)}</mtable></math></div>'
+    table = f'<mtable displaystyle="true">{"".join(rows)}</mtable>'
+    return f'<div class="formula"><math display="block">{table}</math></div>'
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -114,7 +114,7 @@ def test_every_block_says_what_it_is(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_files_and_commands_that_are_named_exist(page: Path) -> None:
     source = page.read_text(encoding="utf-8")
-    for path in re.findall(r"\b(?:examples|docs|benchmarks|tests)/[\w/]+\.\w+", source):
+    for path in re.findall(r"(?<![\w/])(?:examples|docs|benchmarks|tests)/[\w/]+\.\w+", source):
         assert (ROOT / path).is_file(), path
     commands = "\n".join(block.text for block in blocks(page) if block.language == "console")
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)

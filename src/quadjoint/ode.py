@@ -170,7 +170,8 @@ def _solve(f: Dynamical, y0: State, t: Tensor, method: str, rtol: Any, atol: Any
 
         compile_steps(problem)
     unrecorded = method == "scipy_solver" and how.name == "direct"
-    if torch.is_grad_enabled() and (how.name != "direct" or unrecorded) and not problem.params:
+    needed = how.name != "direct" or unrecorded or t.requires_grad
+    if torch.is_grad_enabled() and needed and not problem.params:
         problem.params = _parameters(f, dynamics, times[0], y, params)
     if unrecorded and torch.is_grad_enabled() and (y.requires_grad or t.requires_grad or problem.params):
         raise ValueError(
@@ -213,7 +214,7 @@ def _differentiable_in_times(problem: Problem, how: Gradient, y: Tensor, t: Tens
     learnable = t.requires_grad and torch.is_grad_enabled()
     by_flow = learnable and not (how.exact_clock and problem.solver.points is not None)
     if by_flow:
-        y = shift(problem.f, y, t[:, 0] if per_sample else t[0], sign=-1.0)
+        y = shift(problem.f, y, t[:, 0] if per_sample else t[0], -1.0, problem.params)
     ys = how.apply(problem, y)
     event = None
     if problem.event is not None:
@@ -223,16 +224,18 @@ def _differentiable_in_times(problem: Problem, how: Gradient, y: Tensor, t: Tens
         t = torch.stack([t[0], event])
         by_flow = event.requires_grad or by_flow
     if by_flow:
-        ys = shift(problem.f, ys, t.T if per_sample else t)
+        ys = shift(problem.f, ys, t.T if per_sample else t, 1.0, problem.params)
     return ys, event
 
 
 def _parameters(
     f: Dynamical, dynamics: Dynamics, t0: float, y: Tensor, given: Sequence[Tensor] | None
 ) -> tuple[Tensor, ...]:
-    if given is not None:
-        return tuple(p for p in given if p.requires_grad)
-    return find_parameters(f, dynamics, t0, y)
+    """The tensors given and, besides them, the parameters of a module."""
+    found = {id(p): p for p in given or () if p.requires_grad}
+    if given is None or isinstance(f, torch.nn.Module):
+        found.update({id(p): p for p in find_parameters(f, dynamics, t0, y)})
+    return tuple(found.values())
 
 
 def _check_transforms() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.dynamics import Dynamics, stack_call
+from quadjoint.graph import Gates, as_captured, capture
 from quadjoint.methods import RUNGE_KUTTA
 
 
@@ -120,27 +122,56 @@ class _Shift(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rate: Any, sign: float, y: Tensor, t: Tensor) -> Tensor:
+    def forward(ctx: Any, rate: Any, sign: float, y: Tensor, t: Tensor, *params: Tensor) -> Tensor:
         ctx.rate, ctx.sign = rate, sign
-        ctx.save_for_backward(y, t)
+        ctx.save_for_backward(y, t, *params)
         return y.view_as(y)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         (g,) = grads
-        y, t = ctx.saved_tensors
-        flow = ctx.rate(t, y)
+        y, t, *params = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return None, None, *_differentiable_shift(ctx.rate, ctx.sign, y, t, params, g)
+        flow = ctx.rate(t.detach(), y.detach())
         product = (g.conj() * flow).real if g.is_complex() else g * flow
         inner = product.reshape(*t.shape, -1).sum(-1)
-        return None, None, g, ctx.sign * inner.to(t)
+        return None, None, g, ctx.sign * inner.to(t), *(None for _ in params)
 
 
-def shift(f: Dynamics, y: Tensor, t: Tensor, sign: float = 1.0) -> Tensor:
-    """Make ``y``, states at the times ``t`` (the leading dimensions of y), differentiable in ``t``."""
+def _differentiable_shift(rate: Any, sign: float, y: Tensor, t: Tensor, params: list[Tensor],
+                          g: Tensor) -> list[Tensor | None]:  # fmt: skip
+    """The gradient of a shift that can be differentiated again.
+
+    A solution moves along the flow; a recorded Runge-Kutta step of length zero has the derivatives of that movement
+    up to order four.
+    """
+    gates = Gates()
+    y, t = gates(y), gates(t)
+    begin, end = (t.detach(), t) if sign > 0 else (t, t.detach())
+    h = (end - begin).reshape(*t.shape, *(1,) * (y.ndim - t.ndim)).to(y.dtype.to_real())
+    middle = 0.5 * (begin + end)
+    k1 = rate(begin, y)
+    k2 = rate(middle, y + 0.5 * h * k1)
+    k3 = rate(middle, y + 0.5 * h * k2)
+    k4 = rate(end, y + h * k3)
+    return gates.gradients(y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4), [y, t, *params], g)
+
+
+def shift(f: Dynamics, y: Tensor, t: Tensor, sign: float = 1.0, params: Sequence[Tensor] = ()) -> Tensor:
+    """Make ``y``, states at the times ``t`` (the leading dimensions of y), differentiable in ``t``.
+
+    Second derivatives in a time and in a parameter need the parameters of f among the inputs.
+    """
     plain = Dynamics(f.f, y[0] if y.ndim > t.ndim else y, f.layout)
     plain.shape, plain.needs_grad, plain.stackable = f.shape, f.needs_grad, f.stackable
+    tensors = capture(f.f)  # functional_call may have put others back when the backward pass runs
 
     def rate(t: Tensor, y: Tensor) -> Tensor:
+        with as_captured(plain, tensors):
+            return flow(t, y)
+
+    def flow(t: Tensor, y: Tensor) -> Tensor:
         if f.time_map is not None:  # times of shape (B,), or (K, B): a stack of evaluations with times per sample
             times = plain.time(t.reshape(*t.shape, *(1,) * (y.ndim - t.ndim)))
             if t.ndim == 1:
@@ -152,7 +183,7 @@ def shift(f: Dynamics, y: Tensor, t: Tensor, sign: float = 1.0) -> Tensor:
             [stack_call(plain, ti, yi) for ti, yi in zip(t.split(64), y.split(64), strict=True)]
         )  # fmt: skip
 
-    return _Shift.apply(rate, sign, y, t)
+    return _Shift.apply(rate, sign, y, t, *params)
 
 
 def event_time(f: Dynamics, event: Any, signs: Tensor, t: float, y: Tensor, like: Tensor) -> Tensor:

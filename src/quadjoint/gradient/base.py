@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.control import GridControl
-from quadjoint.dynamics import Dynamics
+from quadjoint.graph import Gates, as_captured, capture
 from quadjoint.problem import Problem
 
 
@@ -83,43 +83,6 @@ def _graph_is_kept() -> bool:
     return True if ask is None else bool(ask())
 
 
-class Gate(torch.autograd.Function):
-    """The identity; while ``gates`` are closed, no gradient passes."""
-
-    @staticmethod
-    def forward(ctx: Any, gates: Gates, x: Tensor) -> Tensor:
-        ctx.gates = gates
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        return None, None if ctx.gates.closed else grads[0]
-
-
-class Gates:
-    """Tensors to differentiate in separately although some depend on others, as y0 may on a parameter of f.
-
-    A gradient in the tensors behind closed gates is a partial one; once the gates are open again, derivatives of
-    that gradient are total ones.
-    """
-
-    def __init__(self) -> None:
-        self.closed = False
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return Gate.apply(self, x) if x.requires_grad else x
-
-    def gradients(self, out: Tensor, inputs: Sequence[Tensor | None], seed: Tensor) -> list[Tensor | None]:
-        """Partial gradients, themselves differentiable; None for inputs that are None or not differentiated in."""
-        wanted = [x for x in inputs if x is not None and x.requires_grad]
-        self.closed = True
-        try:
-            found = iter(torch.autograd.grad(out, wanted, seed, create_graph=True, allow_unused=True))
-        finally:
-            self.closed = False
-        return [next(found) if x is not None and x.requires_grad else None for x in inputs]
-
-
 def _differentiable(problem: Problem, tensors: dict[str, Tensor] | None, y0: Tensor, points: Tensor | None,
                     observed: Tensor | None, grad_ys: Tensor) -> list[Tensor | None]:  # fmt: skip
     """Gradients that can be differentiated again (``create_graph=True``): solve once more, recorded by autograd."""
@@ -163,26 +126,5 @@ def _captured(
     copies = {id(x): copy(x) for x in tensors.values()}
     params = tuple(copies.get(id(p), p) for p in problem.params)
     with as_captured(problem.f, {name: copies[id(x)] for name, x in tensors.items()}):
-        yield replace(problem, params=params)
-
-
-def capture(f: Callable[..., Any]) -> dict[str, Tensor] | None:
-    """The tensors that a module computes with now; ``functional_call`` may put others back before backward runs."""
-    if not isinstance(f, torch.nn.Module):
-        return None
-    return {**dict(f.named_parameters()), **dict(f.named_buffers())}
-
-
-@contextmanager
-def as_captured(dynamics: Dynamics, tensors: dict[str, Tensor] | None) -> Iterator[None]:
-    """Evaluate the dynamics with the tensors they had in the forward pass."""
-    module = dynamics.f
-    if tensors is None or all(now is tensors.get(name) for name, now in (capture(module) or {}).items()):
-        yield
-        return
-    held = tensors
-    dynamics.f = lambda t, y: torch.func.functional_call(module, held, (t, y))  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        dynamics.f = module
+        # A compiled graph computes with the tensors that the module has now.
+        yield replace(problem, params=params, solver=replace(problem.solver, stepper=problem.solver.eager))

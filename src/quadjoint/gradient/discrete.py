@@ -74,7 +74,7 @@ class DiscreteAdjoint(Gradient):
             return clock_sweep(problem, memory, grad_ys)
         products, observations = Products(problem), Observations(problem, grad_ys)
         transposer = StepTransposer(problem, observations, grad_ys)
-        if memory.keep == "first" and all(r.stages == problem.solver.stepper.stages for r in memory.records):
+        if self._compiled(problem, memory):
             mode = "compiled"
             a = compiled_sweep(transposer, products, memory)
         else:
@@ -86,6 +86,13 @@ class DiscreteAdjoint(Gradient):
                 a = stage_sweep(transposer, products, steps, stacked=mode == "stacked")
         problem.stats.reason = problem.stats.reason or f"discrete, {mode}"
         return Gradients(observations.initial(a), products.sums)
+
+    def _compiled(self, problem: Problem, memory: Recorder) -> bool:
+        """Whether every step can be taken again by the compiled graph, which knows no sides of discontinuities."""
+        stepper = problem.solver.stepper
+        if memory.keep != "first" or not isinstance(stepper, CompiledRungeKutta):
+            return False
+        return all(r.stages == stepper.stages and r.nudge == (0, 0) for r in memory.records)
 
     def _usable_mode(self, problem: Problem, memory: Recorder) -> str:
         """The mode asked for or chosen; parallel only for samples that do not influence each other."""

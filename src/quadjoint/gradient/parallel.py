@@ -33,7 +33,7 @@ def small_samples(problem: Problem) -> bool:
     if not shape or f.packed or shape[-1] > MAX_FEATURES:
         return False
     try:
-        return _independent.get(owner(f.f), {}).get(shape, True)
+        return _independent.get(owner(f.f), {}).get(_key(problem), True)
     except TypeError:
         return True
 
@@ -53,15 +53,23 @@ def samples_are_independent(problem: Problem, memory: Recorder, asked: bool) -> 
         known = _independent.setdefault(owner(f.f), {})
     except TypeError:
         known = {}
-    if shape not in known:
-        known[shape] = _probe(problem, memory, samples)
-    if not known[shape] and asked:
+    key = _key(problem)
+    if key not in known:
+        known[key] = _probe(problem, memory, samples)
+    if not known[key] and asked:
         warn_once(
             f"coupled {id(f.f)}",
             f"The samples of a batch influence each other in {type(f.f).__name__}; the parallel backward pass needs "
             "independent samples, so products are computed stage by stage instead.",
         )
-    return known[shape]
+    return known[key]
+
+
+def _key(problem: Problem) -> Any:
+    """Samples may be coupled in training and not in evaluation (batch normalisation)."""
+    module = owner(problem.f.f)
+    training = tuple(m.training for m in module.modules()) if isinstance(module, torch.nn.Module) else ()
+    return problem.f.shape, training
 
 
 def _probe(problem: Problem, memory: Recorder, samples: int) -> bool:

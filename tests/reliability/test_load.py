@@ -135,6 +135,7 @@ def _state_sized(like: Tensor) -> int:
 
 def test_the_measurement_notices_a_leak() -> None:
     kept: list[Tensor] = []
-    tensors, grown = growth(lambda: kept.append(torch.ones(MEBIBYTE // 4)), 10)
-    assert tensors == 10
-    assert 8 * MEBIBYTE < grown < 14 * MEBIBYTE
+    # Tensors of this size get memory of their own from the system, not what was freed before.
+    tensors, grown = growth(lambda: kept.append(torch.ones(64 * MEBIBYTE // 4)), 4)
+    assert tensors == 4
+    assert 200 * MEBIBYTE < grown < 300 * MEBIBYTE

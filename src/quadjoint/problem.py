@@ -131,10 +131,9 @@ def find_parameters(f: Callable[..., Any], dynamics: Dynamics, t0: float, y0: Te
 
 
 def _module_tensors(f: torch.nn.Module) -> list[Tensor]:
-    """Parameters, or on a replica of DataParallel, which has none, the tensors that stand for them."""
-    if getattr(f, "_is_replica", False):
-        return [v for m in f.modules() for v in m.__dict__.values() if isinstance(v, Tensor)]
-    return list(f.parameters())
+    """Parameters, and tensors that are plain attributes (a condition from an encoder, a replica of DataParallel)."""
+    attributes = [v for m in f.modules() for v in m.__dict__.values() if isinstance(v, Tensor)]
+    return [*f.parameters(), *attributes]
 
 
 def leaves(out: Tensor) -> tuple[Tensor, ...]:

@@ -22,9 +22,10 @@ from quadjoint.gradient import (
 )
 from quadjoint.gradient.integrals import InState, Quadrature
 from quadjoint.methods import METHODS, register_method
-from quadjoint.ode import Solution, odeint, solve
+from quadjoint.ode import odeint, solve
 from quadjoint.problem import Stats
 from quadjoint.quadrature import ErrorControlled, Heuristic, NodePolicy, PerStep, Span, gauss_legendre
+from quadjoint.solution import Solution
 from quadjoint.tableau import TABLEAUS, ButcherTableau
 
 __version__ = "0.1.0"

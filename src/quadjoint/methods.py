@@ -10,11 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quadjoint.adams import Adams
 from quadjoint.control import AdaptiveControl, FreeControl, GridControl, StepSettings
 from quadjoint.errors import nearest
+from quadjoint.leapfrog import AsynchronousLeapfrog
 from quadjoint.problem import Solver
+from quadjoint.scipy_steps import Scipy
 from quadjoint.state import Layout
-from quadjoint.steppers import Adams, AsynchronousLeapfrog, RungeKutta, Scipy
+from quadjoint.steppers import RungeKutta
 from quadjoint.tableau import TABLEAUS
 
 RUNGE_KUTTA = {name: RungeKutta(tableau) for name, tableau in TABLEAUS.items()}

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quadjoint.ode import Solution, odeint, solve
+from quadjoint.ode import odeint, solve
+from quadjoint.solution import Solution
 
 __all__ = ["MLP", "Augment", "ConvDynamics", "Downsampling", "NeuralODE", "SecondOrder", "TimeMLP"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.dynamics import Dynamics, RandomnessCheck, owner
+from quadjoint.dynamics import Dynamics, RandomnessCheck
 from quadjoint.errors import SolveError
 from quadjoint.gradient import Gradient, resolve
 from quadjoint.integrate import EventWatch, Hooks, Observer, SampleObserver
-from quadjoint.interpolation import DenseOutput
 from quadjoint.methods import make_solver
-from quadjoint.problem import Problem, Stats, find_parameters
+from quadjoint.problem import Problem, find_parameters
+from quadjoint.solution import Solution
 from quadjoint.state import Layout, State
 from quadjoint.times import (
     LinearMap,
@@ -28,43 +27,9 @@ from quadjoint.times import (
     sample_options,
     shift,
 )  # fmt: skip
+from quadjoint.warm_start import WarmStart
 
 Dynamical = Callable[..., Any]
-
-# First step sizes found by search, per function and setting: a repeated solve skips it and takes the same steps.
-_first_steps: weakref.WeakKeyDictionary[Any, dict[Any, float]] = weakref.WeakKeyDictionary()
-
-
-class Solution:
-    """A solved problem: ``ts``, ``ys``, ``stats``, ``event_time``; called with a time, the state at that time.
-
-    The continuous solution is differentiable in the time; in the rest where the solve was recorded by autograd
-    (``gradient="direct"``).
-    """
-
-    def __init__(self, ts: Tensor, ys: Any, stats: Stats, event_time: Tensor | None, problem: Problem) -> None:
-        self.ts, self.ys, self.stats, self.event_time = ts, ys, stats, event_time
-        self._layout, self._dense = problem.f.layout, DenseOutput(problem.steps)
-        self._f, self._per_sample = problem.f, problem.f.time_map is not None
-
-    def __call__(self, t: float | Tensor) -> Any:
-        """The state at ``t``, a number or a tensor of times of any shape."""
-        if self._per_sample:
-            raise ValueError("Continuous output is for times shared by the batch, t of shape (K,).")
-        if not self._dense.steps:
-            raise ValueError("The solve had a single time, so there is no interval to evaluate in.")
-        times = torch.as_tensor(t, dtype=torch.float64, device="cpu").detach()
-        first, last = self._dense.steps[0].t0, self._dense.steps[-1].t1
-        low, high = min(first, last), max(first, last)
-        slack = 1e-6 * (high - low)
-        flat = times.reshape(-1).tolist()
-        for value in flat:
-            if not low - slack <= value <= high + slack:
-                raise ValueError(f"t = {value:.6g} lies outside the solved interval [{low:.6g}, {high:.6g}].")
-        values = self._dense.many([min(max(v, low), high) for v in flat])
-        if isinstance(t, Tensor) and t.requires_grad:
-            values = shift(self._f, values, t.reshape(-1))
-        return self._layout.unpack(values.reshape((*times.shape, *values.shape[1:])), leading=times.ndim)
 
 
 def odeint(f: Dynamical, y0: State, t: Tensor, *, method: str = "dopri5", rtol: Any = 1e-3, atol: Any = 1e-6,
@@ -180,7 +145,7 @@ def _solve(f: Dynamical, y0: State, t: Tensor, method: str, rtol: Any, atol: Any
         )
     if event_fn is not None:
         problem.event = lambda s, state: event_fn(s, layout.unpack(state))
-    with _warm_start(problem, f, options):
+    with WarmStart(problem, f, options):
         check = RandomnessCheck(y.device)
         try:
             ys, event = _differentiable_in_times(problem, how, y, t, per_sample)
@@ -309,45 +274,3 @@ def _hooks(f: Dynamical, options: dict[str, Any], layout: Layout, progress: bool
 
         hooks = replace(hooks, on_accept=bar(times, hooks.on_accept))
     return hooks
-
-
-class _warm_start:
-    """Remember the searched first step size of a function for the next solve of the same kind.
-
-    The remembered size is the one that the search gave, so a repeated solve takes the same steps; it is forgotten
-    where the first step was rejected.
-    """
-
-    def __init__(self, problem: Problem, f: Dynamical, options: dict[str, Any]) -> None:
-        self.problem, self.f = problem, owner(f)
-        solver = problem.solver
-        self.on = solver.grid is None and solver.method != "scipy_solver"
-        self.on = self.on and options.get("warm_start", True) and solver.settings.first_step is None
-        s = solver.settings
-        tolerances = tuple(x if isinstance(x, float) else None for x in (s.rtol, s.atol))
-        self.key = (
-            solver.method,
-            tuple(problem.make_observer().interval),
-            problem.f.shape,
-            problem.f.dtype,
-            tolerances,
-        )
-
-    def __enter__(self) -> None:
-        if not self.on:
-            return
-        try:
-            known = _first_steps.get(self.f, {}).get(self.key)
-        except TypeError:  # not hashable or not weakly referenceable
-            self.on = False
-            return
-        if known is not None:
-            self.problem.solver = self.problem.solver.starting_with(known)
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        if not self.on:
-            return
-        if kind is None and self.problem.first_h is not None:
-            _first_steps.setdefault(self.f, {})[self.key] = self.problem.first_h
-        else:
-            _first_steps.get(self.f, {}).pop(self.key, None)

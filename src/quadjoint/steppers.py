@@ -1,10 +1,11 @@
-"""One step of every method. Nothing here decides whether a step is good or how long the next one is."""
+"""One Runge-Kutta step, and what steps have in common.
+
+A stepper does not decide whether a step is good or how long the next one is.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.dynamics import Dynamics, Time
-from quadjoint.errors import warn_once
 from quadjoint.interpolation import hermite_weights
-from quadjoint.quadrature import gauss_legendre
 from quadjoint.tableau import ButcherTableau
 
 Clock = tuple[Tensor, Tensor]  # differentiable (t0, t1), where a fixed grid depends on learnable times
@@ -216,175 +215,3 @@ class HermiteStep:
         t0, t1 = self.clock if self.clock is not None else (self.t0, self.t1)
         h = t1 - t0
         return torch.stack([self._blend(((t - t0) / h).to(self.y0.dtype), h) for t in times])
-
-
-@lru_cache(maxsize=512)
-def adams_weights(nodes: tuple[float, ...]) -> tuple[float, ...]:
-    """Integrals over [0, 1] of the Lagrange polynomials on ``nodes`` (times in units of the step, 0 its start).
-
-    On equidistant nodes these are the Adams-Bashforth (nodes 0, -1, ...) and Adams-Moulton (1, 0, -1, ...) weights;
-    other nodes give the methods of variable step (Hairer, Norsett, Wanner, section III.5).
-    """
-    x, w = gauss_legendre((len(nodes) + 1) // 2)
-    points = 0.5 * (x + 1.0)
-    weights = []
-    for j, node in enumerate(nodes):
-        basis = np.ones_like(points)
-        for i, other in enumerate(nodes):
-            if i != j:
-                basis *= (points - other) / (node - other)
-        weights.append(float(0.5 * (w @ basis)))
-    return tuple(weights)
-
-
-History = tuple[tuple[float, Tensor], ...]  # (t, f) newest first
-
-
-class Adams:
-    """Adams-Bashforth, or with ``implicit`` Adams-Bashforth-Moulton iterated to convergence, on any grid.
-
-    ``max_order`` is that of the corrector; predictor and explicit method have one less (as in torchdiffeq). High
-    orders are stable only for very short steps: below 0.0034 / |df/dy| for the explicit method of order eleven.
-    The first steps are taken by a Runge-Kutta method of order four.
-    """
-
-    adaptive = False
-    transposable = False
-    clocked = False  # the weights depend on the times of the history
-    order = 4
-    min_history = 4
-
-    def __init__(self, starter: RungeKutta, implicit: bool, max_order: int = 12, max_iters: int = 4,
-                 rtol: float = 1e-3, atol: float = 1e-4, linear: bool = False) -> None:  # fmt: skip
-        if not 2 <= max_order <= 12:
-            raise ValueError(f"options['max_order'] must be from 2 to 12; got {max_order}.")
-        self.starter, self.implicit, self.kept, self.max_iters = starter, implicit, int(max_order) - 1, max_iters
-        self.rtol, self.atol, self.linear = rtol, atol, linear
-
-    def step(self, f: Dynamics, t0: float, t1: float, y: Tensor, carry: History | None = None,
-             nudge: tuple[int, int] = (0, 0), clock: Clock | None = None) -> HermiteStep:  # fmt: skip
-        start, end = clock if clock is not None else (t0, t1)
-        f0 = f(start, y, nudge[0])
-        history: History = ((t0, f0), *(carry or ()))[: self.kept]
-        if len(history) < min(self.min_history, self.kept):
-            y1 = self.starter.step(f, t0, t1, y, f0, nudge, clock).y1
-        else:
-            h = t1 - t0
-            nodes = tuple(round((t - t0) / h, 12) for t, _ in history)
-            dt: Time = h if clock is None else end - start
-            y1 = combine(y, [k for _, k in history], list(enumerate(adams_weights(nodes))), dt)
-            if self.implicit:
-                y1 = self._correct(f, end, y, y1, history, nodes, dt, nudge[1])
-        return HermiteStep(f, t0, t1, y, y1, f0, None, history, linear=self.linear, clock=clock)
-
-    def _correct(self, f: Dynamics, t1: Time, y: Tensor, y1: Tensor, history: History, nodes: tuple[float, ...],
-                 dt: Time, nudge: int) -> Tensor:  # fmt: skip
-        last, *past = adams_weights((1.0, *nodes))
-        base = combine(y, [k for _, k in history], list(enumerate(past)), dt)
-        for _ in range(self.max_iters):
-            before, y1 = y1, combine(base, [f(t1, y1, nudge)], [(0, last)], dt)
-            with torch.no_grad():
-                moved = torch.maximum((y1 - y).abs(), (before - y).abs())
-                change = (y1 - before).abs() / (self.atol + self.rtol * moved)
-                if float(change.max()) < 1.0:
-                    return y1
-        warn_once(
-            "implicit_adams",
-            f"The iteration of implicit_adams did not converge to rtol, atol in {self.max_iters} evaluations at "
-            f"t = {float(t1):.6g}. Use shorter steps, looser tolerances or a larger options['max_iters'].",
-        )
-        return y1
-
-
-class AsynchronousLeapfrog:
-    """The asynchronous leapfrog step on (z, v), of order two, with damping ``eta`` (Zhuang et al., MALI, 2021).
-
-    k = z + h/2 v, u = f(t + h/2, k), v' = v + 2 eta (u - v), z' = k + h/2 v'. It has an exact inverse.
-    """
-
-    adaptive = True
-    transposable = False
-    clocked = True
-    order = 2
-
-    def __init__(self, eta: float = 1.0) -> None:
-        if not 0.0 < eta <= 1.0 or math.isclose(eta, 0.5):
-            raise ValueError(
-                f"options['eta'] must lie in (0, 1] and not be 0.5, where the step has no inverse; got {eta}."
-            )
-        self.eta = eta
-
-    def step(self, f: Dynamics, t0: float, t1: float, y: Tensor, carry: Tensor | None = None,
-             nudge: tuple[int, int] = (0, 0), clock: Clock | None = None) -> HermiteStep:  # fmt: skip
-        start, end = clock if clock is not None else (t0, t1)
-        v = f(start, y, nudge[0]) if carry is None else carry
-        h: Time = end - start
-        middle = y + v * (0.5 * h)
-        u = f(start + 0.5 * h, middle)
-        v1 = v + 2.0 * self.eta * (u - v)
-        y1 = middle + v1 * (0.5 * h)
-        error = (v1 - v).detach() * (0.5 * (t1 - t0))
-        return HermiteStep(f, t0, t1, y, y1, v, v1, v1, error=error, clock=clock)
-
-    def inverse(self, f: Dynamics, t0: float, t1: float, y1: Tensor, v1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(y, v, middle) of the step from t0 to t1 that ended in (y1, v1)."""
-        h = t1 - t0
-        middle = y1 - v1 * (0.5 * h)
-        u = f(t0 + 0.5 * h, middle)
-        v = (v1 - 2.0 * self.eta * u) / (1.0 - 2.0 * self.eta)
-        return middle - v * (0.5 * h), v, middle
-
-
-class ScipyStep:
-    """A step that SciPy took."""
-
-    error = None
-    grad = False
-
-    def __init__(self, solver: Any, y0: Tensor, y1: Tensor) -> None:
-        self.t0, self.t1, self.y0, self.y1 = float(solver.t_old), float(solver.t), y0, y1
-        self.carry, self._dense = solver, solver.dense_output()
-
-    def evaluate(self, times: Sequence[float]) -> Tensor:
-        values = self._dense(np.asarray(times)).T.reshape(len(times), *self.y0.shape)
-        return torch.as_tensor(values).to(self.y0)
-
-
-class Scipy:
-    """Steps of SciPy's solvers (``solve_ivp`` methods, also implicit ones), each chosen and accepted by SciPy."""
-
-    adaptive = False  # SciPy controls the step size
-    transposable = False
-    clocked = False
-
-    def __init__(self, solver: str, rtol: Any, atol: Any, **options: Any) -> None:
-        try:
-            from scipy import integrate
-        except ImportError as error:
-            raise ImportError("method='scipy_solver' needs SciPy: pip install scipy") from error
-        known = {"RK45", "RK23", "DOP853", "Radau", "BDF", "LSODA"}
-        if solver not in known:
-            from quadjoint.errors import nearest
-
-            raise ValueError(f"options['solver'] = {solver!r} is not a SciPy method.{nearest(solver, known)}")
-        self.kind = getattr(integrate, solver)
-        self.order = {"RK23": 3, "DOP853": 8}.get(solver, 5)
-        self.rtol, self.atol, self.options = rtol, atol, options
-
-    def step(self, f: Dynamics, t0: float, t1: float, y: Tensor, carry: Any = None,
-             nudge: tuple[int, int] = (0, 0), clock: Clock | None = None) -> ScipyStep:  # fmt: skip
-        from quadjoint.errors import StepSizeUnderflowError
-
-        if carry is None or carry.status != "running" or carry.t_bound != t1:
-            wide = torch.complex128 if y.is_complex() else torch.float64
-
-            def numpy_f(t: float, flat: np.ndarray) -> np.ndarray:
-                out = f(float(t), torch.as_tensor(flat).to(y).reshape(y.shape))
-                return out.detach().cpu().reshape(-1).to(wide).numpy()
-
-            flat = y.detach().cpu().reshape(-1).to(wide).numpy()
-            carry = self.kind(numpy_f, t0, flat, t1, rtol=self.rtol, atol=self.atol, **self.options)
-        message = carry.step()
-        if carry.status == "failed":
-            raise StepSizeUnderflowError(f"SciPy's {self.kind.__name__} stopped at t = {carry.t:.6g}: {message}")
-        return ScipyStep(carry, y, torch.as_tensor(carry.y.copy()).to(y).reshape(y.shape))

@@ -18,7 +18,7 @@ from quadjoint.sde.neural_sde import NeuralSDE
 from quadjoint.sde.noise import KarhunenLoeve, Store, WienerPath
 
 if TYPE_CHECKING:
-    from quadjoint.ode import Solution
+    from quadjoint.solution import Solution
 
 
 class RandomODE(nn.Module):

@@ -1,0 +1,49 @@
+"""The asynchronous leapfrog method, whose steps can be taken back exactly."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from quadjoint.dynamics import Dynamics, Time
+from quadjoint.steppers import Clock, HermiteStep
+
+
+class AsynchronousLeapfrog:
+    """The asynchronous leapfrog step on (z, v), of order two, with damping ``eta`` (Zhuang et al., MALI, 2021).
+
+    k = z + h/2 v, u = f(t + h/2, k), v' = v + 2 eta (u - v), z' = k + h/2 v'. It has an exact inverse.
+    """
+
+    adaptive = True
+    transposable = False
+    clocked = True
+    order = 2
+
+    def __init__(self, eta: float = 1.0) -> None:
+        if not 0.0 < eta <= 1.0 or math.isclose(eta, 0.5):
+            raise ValueError(
+                f"options['eta'] must lie in (0, 1] and not be 0.5, where the step has no inverse; got {eta}."
+            )
+        self.eta = eta
+
+    def step(self, f: Dynamics, t0: float, t1: float, y: Tensor, carry: Tensor | None = None,
+             nudge: tuple[int, int] = (0, 0), clock: Clock | None = None) -> HermiteStep:  # fmt: skip
+        start, end = clock if clock is not None else (t0, t1)
+        v = f(start, y, nudge[0]) if carry is None else carry
+        h: Time = end - start
+        middle = y + v * (0.5 * h)
+        u = f(start + 0.5 * h, middle)
+        v1 = v + 2.0 * self.eta * (u - v)
+        y1 = middle + v1 * (0.5 * h)
+        error = (v1 - v).detach() * (0.5 * (t1 - t0))
+        return HermiteStep(f, t0, t1, y, y1, v, v1, v1, error=error, clock=clock)
+
+    def inverse(self, f: Dynamics, t0: float, t1: float, y1: Tensor, v1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(y, v, middle) of the step from t0 to t1 that ended in (y1, v1)."""
+        h = t1 - t0
+        middle = y1 - v1 * (0.5 * h)
+        u = f(t0 + 0.5 * h, middle)
+        v = (v1 - 2.0 * self.eta * u) / (1.0 - 2.0 * self.eta)
+        return middle - v * (0.5 * h), v, middle

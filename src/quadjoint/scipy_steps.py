@@ -1,0 +1,65 @@
+"""Steps of SciPy's solvers, among them the implicit ones for stiff problems."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quadjoint.dynamics import Dynamics
+from quadjoint.errors import StepSizeUnderflowError, nearest
+from quadjoint.steppers import Clock
+
+
+class ScipyStep:
+    """A step that SciPy took."""
+
+    error = None
+    grad = False
+
+    def __init__(self, solver: Any, y0: Tensor, y1: Tensor) -> None:
+        self.t0, self.t1, self.y0, self.y1 = float(solver.t_old), float(solver.t), y0, y1
+        self.carry, self._dense = solver, solver.dense_output()
+
+    def evaluate(self, times: Sequence[float]) -> Tensor:
+        values = self._dense(np.asarray(times)).T.reshape(len(times), *self.y0.shape)
+        return torch.as_tensor(values).to(self.y0)
+
+
+class Scipy:
+    """Steps of SciPy's solvers (``solve_ivp`` methods, also implicit ones), each chosen and accepted by SciPy."""
+
+    adaptive = False  # SciPy controls the step size
+    transposable = False
+    clocked = False
+
+    def __init__(self, solver: str, rtol: Any, atol: Any, **options: Any) -> None:
+        try:
+            from scipy import integrate
+        except ImportError as error:
+            raise ImportError("method='scipy_solver' needs SciPy: pip install scipy") from error
+        known = {"RK45", "RK23", "DOP853", "Radau", "BDF", "LSODA"}
+        if solver not in known:
+            raise ValueError(f"options['solver'] = {solver!r} is not a SciPy method.{nearest(solver, known)}")
+        self.kind = getattr(integrate, solver)
+        self.order = {"RK23": 3, "DOP853": 8}.get(solver, 5)
+        self.rtol, self.atol, self.options = rtol, atol, options
+
+    def step(self, f: Dynamics, t0: float, t1: float, y: Tensor, carry: Any = None,
+             nudge: tuple[int, int] = (0, 0), clock: Clock | None = None) -> ScipyStep:  # fmt: skip
+        if carry is None or carry.status != "running" or carry.t_bound != t1:
+            wide = torch.complex128 if y.is_complex() else torch.float64
+
+            def numpy_f(t: float, flat: np.ndarray) -> np.ndarray:
+                out = f(float(t), torch.as_tensor(flat).to(y).reshape(y.shape))
+                return out.detach().cpu().reshape(-1).to(wide).numpy()
+
+            flat = y.detach().cpu().reshape(-1).to(wide).numpy()
+            carry = self.kind(numpy_f, t0, flat, t1, rtol=self.rtol, atol=self.atol, **self.options)
+        message = carry.step()
+        if carry.status == "failed":
+            raise StepSizeUnderflowError(f"SciPy's {self.kind.__name__} stopped at t = {carry.t:.6g}: {message}")
+        return ScipyStep(carry, y, torch.as_tensor(carry.y.copy()).to(y).reshape(y.shape))

@@ -1,0 +1,55 @@
+"""First step sizes that are remembered from one solve to the next."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from quadjoint.dynamics import owner
+from quadjoint.problem import Problem
+
+# First step sizes found by search, per function and setting: a repeated solve skips it and takes the same steps.
+_first_steps: weakref.WeakKeyDictionary[Any, dict[Any, float]] = weakref.WeakKeyDictionary()
+
+
+class WarmStart:
+    """Remember the searched first step size of a function for the next solve of the same kind.
+
+    The remembered size is the one that the search gave, so a repeated solve takes the same steps; it is forgotten
+    where the first step was rejected.
+    """
+
+    def __init__(self, problem: Problem, f: Callable[..., Any], options: dict[str, Any]) -> None:
+        self.problem, self.f = problem, owner(f)
+        solver = problem.solver
+        self.on = solver.grid is None and solver.method != "scipy_solver"
+        self.on = self.on and options.get("warm_start", True) and solver.settings.first_step is None
+        s = solver.settings
+        tolerances = tuple(x if isinstance(x, float) else None for x in (s.rtol, s.atol))
+        self.key = (
+            solver.method,
+            tuple(problem.make_observer().interval),
+            problem.f.shape,
+            problem.f.dtype,
+            tolerances,
+        )
+
+    def __enter__(self) -> None:
+        if not self.on:
+            return
+        try:
+            known = _first_steps.get(self.f, {}).get(self.key)
+        except TypeError:  # not hashable or not weakly referenceable
+            self.on = False
+            return
+        if known is not None:
+            self.problem.solver = self.problem.solver.starting_with(known)
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if not self.on:
+            return
+        if kind is None and self.problem.first_h is not None:
+            _first_steps.setdefault(self.f, {})[self.key] = self.problem.first_h
+        else:
+            _first_steps.get(self.f, {}).pop(self.key, None)

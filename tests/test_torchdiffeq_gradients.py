@@ -119,3 +119,15 @@ def test_custom_adjoint_norm_sees_torchdiffeqs_state() -> None:
     assert seen[0] == seen[-1]
     with pytest.warns(qj.QuadjointWarning, match="no effect with gradient='gq'"):
         dropin.odeint_adjoint(problem, problem.y0, TIMES, adjoint_options={"norm": norm}, gradient="gq")
+
+
+@pytest.mark.parametrize("gradient", ["gq", qj.ContinuousAdjoint(qj.Stored(), qj.InState())], ids=["gq", "in state"])
+def test_stored_trajectories_on_torchdiffeqs_default_grid(gradient: Any) -> None:
+    """torchdiffeq's fixed grids interpolate linearly, which must not be what the backward pass sees."""
+    problem = problems.Growth()
+    t = torch.linspace(0.2, 1.7, 31, dtype=torch.float64)
+    exact = problems.gradients(problem, problem.exact, t)
+    found = problems.gradients(
+        problem, lambda y0, t: dropin.odeint_adjoint(problem, y0, t, method="rk4", gradient=gradient), t
+    )
+    assert problems.agree(found, exact, 1e-6)

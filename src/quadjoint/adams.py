@@ -57,6 +57,11 @@ class Adams:
         self.starter, self.implicit, self.kept, self.max_iters = starter, implicit, int(max_order) - 1, max_iters
         self.rtol, self.atol, self.linear = rtol, atol, linear
 
+    @property
+    def smooth(self) -> Adams:
+        """The method with cubic interpolation."""
+        return Adams(self.starter, self.implicit, self.kept + 1, self.max_iters, self.rtol, self.atol)
+
     def step(self, f: Dynamics, t0: float, t1: float, y: Tensor, carry: History | None = None,
              nudge: tuple[int, int] = (0, 0), clock: Clock | None = None) -> HermiteStep:  # fmt: skip
         start, end = clock if clock is not None else (t0, t1)

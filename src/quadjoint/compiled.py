@@ -47,7 +47,7 @@ class CompiledRungeKutta(RungeKutta):
     """As ``RungeKutta``; steps of the function ``f`` run in a compiled graph."""
 
     def __init__(self, eager: RungeKutta, run: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
-        super().__init__(eager.tableau)
+        super().__init__(eager.tableau, None if eager.smooth is eager else eager.smooth)
         self.eager, self.run, self.inputs = eager, run, inputs
         self.broken = self.traced = False
 

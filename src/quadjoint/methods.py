@@ -21,7 +21,11 @@ from quadjoint.steppers import RungeKutta
 from quadjoint.tableau import TABLEAUS
 
 RUNGE_KUTTA = {name: RungeKutta(tableau) for name, tableau in TABLEAUS.items()}
-LINEAR = {name: RungeKutta(tableau.linear()) for name, tableau in TABLEAUS.items() if tableau.b_error is None}
+LINEAR = {
+    name: RungeKutta(tableau.linear(), RUNGE_KUTTA[name])
+    for name, tableau in TABLEAUS.items()
+    if tableau.b_error is None
+}
 METHODS = (*RUNGE_KUTTA, "explicit_adams", "implicit_adams", "fixed_adams", "alf", "scipy_solver")
 
 _COMMON = {"norm", "dtype", "max_num_steps"}
@@ -50,7 +54,7 @@ def register_method(name: str, tableau: Any) -> None:
     global METHODS
     RUNGE_KUTTA[name] = RungeKutta(tableau)
     if tableau.b_error is None:
-        LINEAR[name] = RungeKutta(tableau.linear())
+        LINEAR[name] = RungeKutta(tableau.linear(), RUNGE_KUTTA[name])
     if name not in METHODS:
         METHODS = (*METHODS, name)
 

@@ -52,6 +52,11 @@ class Solver:
         """The stepper for other dynamics than the forward solve's, which may be compiled."""
         return getattr(self.stepper, "eager", self.stepper)
 
+    @property
+    def smooth(self) -> Any:
+        """The eager stepper with the method's own continuous extension, whatever observations are made with."""
+        return getattr(self.eager, "smooth", self.eager)
+
     def starting_with(self, h: float) -> Solver:
         """The same adaptive solver with its first step size given."""
         return self.with_settings(first_step=h)

@@ -44,6 +44,7 @@ class RungeKuttaStep:
         "dt",
         "f",
         "first_shared",
+        "following",
         "grad",
         "inputs",
         "ks",
@@ -62,6 +63,7 @@ class RungeKuttaStep:
         self.y0, self.y1, self.ks, self.inputs = y0, y1, ks, inputs
         self.dt, self.nudge, self.clock = dt, nudge, clock
         self.first_shared = first_shared  # k_0 is the last stage of the step before
+        self.following: Tensor | None = None  # f(t1, y1), where another than the step itself evaluated it
         self.grad = torch.is_grad_enabled()
 
     @property
@@ -86,9 +88,21 @@ class RungeKuttaStep:
     @property
     def carry(self) -> Tensor | None:
         """The first stage of the next step, where it is known already."""
-        if self.nudge[1] or self.next_index is None:
+        if self.nudge[1]:
             return None
-        return self.ks[self.next_index]
+        return self.following if self.next_index is None else self.ks[self.next_index]
+
+    def smooth(self) -> RungeKuttaStep:
+        """The step with its stages for the method's own continuous extension, where it has a straight line."""
+        method = self.method.smooth
+        if method is self.method:
+            self.complete()
+            return self
+        out = RungeKuttaStep(method, self.f, self.t0, self.t1, self.y0, list(self.ks), list(self.inputs), self.y1,
+                             self.dt, self.nudge, self.clock, self.first_shared)  # fmt: skip
+        out.complete()
+        self.following = out.carry
+        return out
 
     def stage_time(self, i: int) -> Time:
         t0, t1 = self.clock if self.clock is not None else (self.t0, self.t1)
@@ -151,13 +165,17 @@ class RungeKuttaStep:
 
 
 class RungeKutta:
-    """Steps of one explicit Runge-Kutta method."""
+    """Steps of one explicit Runge-Kutta method.
+
+    ``smooth`` is the method with its own continuous extension, for one that interpolates by straight lines.
+    """
 
     transposable = True
     clocked = True  # differentiable in the ends of a step
 
-    def __init__(self, tableau: ButcherTableau) -> None:
+    def __init__(self, tableau: ButcherTableau, smooth: RungeKutta | None = None) -> None:
         self.tableau = tableau
+        self.smooth = smooth or self
         self.order = tableau.order
         self.adaptive = tableau.b_error is not None
         s = tableau.stages
@@ -200,6 +218,13 @@ class HermiteStep:
             with torch.set_grad_enabled(self.grad):
                 self._f1 = self.f(self.t1 if self.clock is None else self.clock[1], self.y1)
         return self._f1
+
+    def smooth(self) -> HermiteStep:
+        """The same step with the cubic through its ends."""
+        if not self.linear:
+            return self
+        return HermiteStep(self.f, self.t0, self.t1, self.y0, self.y1, self.f0, self._f1, self.carry, self.error,
+                           clock=self.clock)  # fmt: skip
 
     def _blend(self, theta: Any, h: Any) -> Tensor:
         if self.linear:

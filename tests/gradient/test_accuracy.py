@@ -144,3 +144,39 @@ def test_float32_is_accurate_to_the_tolerance() -> None:
     for how in ("direct", "discrete", "gq"):
         found = parameter_gradient(single, y0.float(), target.float(), 2.0, how, 1e-4)
         assert distance(found.double(), exact) < 2e-3
+
+
+STORED = {
+    "gq": qj.GaussLegendre(),
+    "heuristic": qj.GaussLegendre(qj.Heuristic(1.0), qj.Stored()),
+    "in state": qj.ContinuousAdjoint(qj.Stored(), qj.InState()),
+}
+
+
+@pytest.mark.parametrize("method", ["midpoint", "rk4", "explicit_adams", "implicit_adams"])
+@pytest.mark.parametrize("how", STORED)
+def test_stored_trajectories_do_not_depend_on_how_observations_are_interpolated(how: str, method: str) -> None:
+    """All observations lie on the grid, so that only the backward pass could see the interpolant."""
+    f, y0, t = Driven(3, 8, 3.0), normal(4, 3), torch.linspace(0.0, 1.0, 11, dtype=torch.float64)
+
+    def found(interp: str) -> Tensor:
+        options = {"interp": interp} if method in ("midpoint", "rk4") else {"interp": interp, "max_iters": 20}
+        ys = qj.odeint(f, y0, t, method=method, options=options, gradient=STORED[how], rtol=1e-8, atol=1e-8)
+        return flat(torch.autograd.grad(ys.square().sum(), list(f.parameters())))
+
+    assert distance(found("linear"), found("cubic")) < 1e-14
+
+
+def test_a_stored_trajectory_costs_no_evaluations_that_the_next_step_would_not_make() -> None:
+    counts = {}
+    for interp in ("linear", "cubic"):
+        sol = qj.solve(Driven(), normal(4, 3), torch.linspace(0.0, 1.0, 11, dtype=torch.float64), method="rk4",
+                       options={"interp": interp}, gradient="gq")  # fmt: skip
+        counts[interp] = sol.stats.forward_evaluations
+    assert counts["linear"] == counts["cubic"] == 41
+
+
+def test_the_continuous_solution_stays_linear_beside_a_stored_trajectory() -> None:
+    t = times(0.0, 0.5, 1.0)
+    sol = qj.solve(Driven(), normal(4, 3), t, method="rk4", options={"interp": "linear"}, gradient="gq")
+    assert torch.allclose(sol(0.25), 0.5 * (sol.ys[0] + sol.ys[1]), rtol=1e-12)

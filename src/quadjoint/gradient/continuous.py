@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -208,7 +208,7 @@ class _Sweep:
             grid = self._backward_grid(forward.grid, times)
             perturb = forward.make_control().perturb or self.problem.f.time_map is not None
             control = partial(GridControl, grid, None, perturb)
-            return Solver(method, forward.eager, control, forward.settings, grid)
+            return Solver(method, forward.smooth, control, forward.settings, grid)
         if how.method is None and how.options is None and forward.grid is None and method != "scipy_solver":
             kept = ("safety", "ifactor", "dfactor", "min_step", "max_step", "controller", "max_num_steps")
             options.update({n: getattr(forward.settings, n) for n in kept})
@@ -219,7 +219,7 @@ class _Sweep:
         solver = make_solver(method, options, rtol, atol, self.layout, span, span.tolist(), state, self.rate)
         if method == "scipy_solver":
             solver.stepper = forward.stepper
-        return solver
+        return replace(solver, stepper=solver.smooth)
 
     def _backward_grid(self, grid: list[float], times: list[float]) -> list[float]:
         """The steps of the forward solve, backwards; observations between grid points are landed on as well."""

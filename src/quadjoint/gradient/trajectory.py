@@ -28,8 +28,7 @@ class PolynomialStep:
 
     __slots__ = ("coefficients", "t0", "t1", "y0", "y1")
 
-    def __init__(self, step: RungeKuttaStep) -> None:
-        step.complete()
+    def __init__(self, step: RungeKuttaStep) -> None:  # with all stages of the continuous extension
         dense = step.method.tableau.dense * (step.t1 - step.t0)
         weights = torch.as_tensor(dense.T.copy(), dtype=step.y0.dtype, device=step.y0.device)
         stages = step.stacked().reshape(len(step.ks), -1)
@@ -46,12 +45,16 @@ class PolynomialStep:
 
 
 class TrajectoryRecorder:
-    """Collects the accepted steps of the forward solve as a continuous function."""
+    """Collects the accepted steps of the forward solve as a continuous function.
+
+    Its accuracy is that of the method, also where observations are made by linear interpolation.
+    """
 
     def __init__(self) -> None:
         self.steps: list[Any] = []
 
     def __call__(self, step: Any) -> None:
+        step = step.smooth() if hasattr(step, "smooth") else step
         self.steps.append(PolynomialStep(step) if isinstance(step, RungeKuttaStep) else step)
 
     def dense(self) -> DenseOutput:

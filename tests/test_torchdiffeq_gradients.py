@@ -131,3 +131,23 @@ def test_stored_trajectories_on_torchdiffeqs_default_grid(gradient: Any) -> None
         problem, lambda y0, t: dropin.odeint_adjoint(problem, y0, t, method="rk4", gradient=gradient), t
     )
     assert problems.agree(found, exact, 1e-6)
+
+
+def test_adjoint_params_are_the_only_ones_differentiated_in() -> None:
+    """Of a module's parameters, those that are not given get no gradient, as in torchdiffeq."""
+    found = {}
+    for module in (torchdiffeq, dropin):
+        problem = problems.Linear()
+        problem.extra = torch.nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
+        field = problem.forward
+        problem.forward = lambda t, y, field=field, p=problem: field(t, y) * p.extra
+        y0 = problem.y0.clone().requires_grad_()
+        ys = module.odeint_adjoint(problem, y0, TIMES, adjoint_params=(problem.extra,))
+        problems.loss(ys).backward()
+        found[module] = [y0.grad, *(p.grad for p in problem.parameters())]
+        none = module.odeint_adjoint(problem, problem.y0, TIMES, adjoint_params=())
+        assert not none.requires_grad
+    for ours, theirs in zip(found[dropin], found[torchdiffeq], strict=True):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or torch.allclose(ours, theirs, rtol=1e-5)
+    assert sum(g is None for g in found[dropin]) == len(list(problems.Linear().parameters()))

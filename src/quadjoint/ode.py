@@ -49,7 +49,9 @@ def odeint(f: Dynamical, y0: State, t: Tensor, *, method: str = "dopri5", rtol: 
         options: of the method, named as in torchdiffeq.
         event_fn: the solve ends where ``event_fn(t, y)`` changes sign; returns (event time, states).
         compile: run the steps under ``torch.compile``.
-        params: tensors that f depends on besides those found by themselves.
+        params: tensors to differentiate in besides the parameters of a module; for any other callable, all of them.
+            Where they are not given, those of a callable are found by one recorded evaluation and by reading its code;
+            give them if it finds tensors by other ways than names and does not use them at t[0].
 
     Returns:
         States at ``t``, stacked along a new first dimension; a tuple of such for a tuple state.
@@ -136,8 +138,8 @@ def _solve(f: Dynamical, y0: State, t: Tensor, method: str, rtol: Any, atol: Any
         compile_steps(problem)
     unrecorded = method == "scipy_solver" and how.name == "direct"
     needed = how.name != "direct" or unrecorded or t.requires_grad
-    if torch.is_grad_enabled() and needed and not problem.params:
-        problem.params = _parameters(f, dynamics, times[0], y, params)
+    if torch.is_grad_enabled() and needed and (params is not None or not problem.params):
+        problem.params = find_parameters(f, dynamics, times[0], y, params)
     if unrecorded and torch.is_grad_enabled() and (y.requires_grad or t.requires_grad or problem.params):
         raise ValueError(
             "gradient='direct' cannot record the steps of method 'scipy_solver'; use gradient='gq' or 'adjoint', "
@@ -191,16 +193,6 @@ def _differentiable_in_times(problem: Problem, how: Gradient, y: Tensor, t: Tens
     if by_flow:
         ys = shift(problem.f, ys, t.T if per_sample else t, 1.0, problem.params)
     return ys, event
-
-
-def _parameters(
-    f: Dynamical, dynamics: Dynamics, t0: float, y: Tensor, given: Sequence[Tensor] | None
-) -> tuple[Tensor, ...]:
-    """The tensors given and, besides them, the parameters of a module."""
-    found = {id(p): p for p in given or () if p.requires_grad}
-    if given is None or isinstance(f, torch.nn.Module):
-        found.update({id(p): p for p in find_parameters(f, dynamics, t0, y)})
-    return tuple(found.values())
 
 
 def _check_transforms() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.control import AdaptiveControl, Control, StepSettings
+from quadjoint.depends import leaves, module_attributes, reachable, separate
 from quadjoint.dynamics import Dynamics
 from quadjoint.integrate import EventFunction, Hooks, Integration, Observer, SampleObserver, integrate
 
@@ -120,39 +122,42 @@ class Problem:
         return replace(self, solver=solver, stats=Stats(), dense=False, steps=[], hooks=Hooks(), on_done=None)
 
 
-def find_parameters(f: Callable[..., Any], dynamics: Dynamics, t0: float, y0: Tensor) -> tuple[Tensor, ...]:
+class Only(tuple[Tensor, ...]):
+    """Tensors to differentiate in, and no others, not even parameters of a module."""
+
+
+def find_parameters(f: Callable[..., Any], dynamics: Dynamics, t0: float, y0: Tensor,
+                    given: Sequence[Tensor] | None = None) -> tuple[Tensor, ...]:  # fmt: skip
     """Tensors requiring grad that the dynamics depend on.
 
-    A module names them. Of any other callable one evaluation is recorded and the leaves of its graph are taken, so
-    that closures, partials and bound methods need no declaration.
+    A module names its parameters; tensors ``given`` come besides them. Of any other callable, the tensors given are
+    taken or, where None are, the leaves in the graph of one recorded evaluation and those that its code names (see
+    ``depends.reachable``), so that closures, partials and bound methods need no declaration.
     """
+    if isinstance(given, Only):
+        return tuple(separate(_distinct(given)))
     if isinstance(f, torch.nn.Module):
-        return tuple(p for p in _module_tensors(f) if p.requires_grad)
+        own = _distinct(f.parameters())
+        return tuple(_distinct([*own, *separate(_distinct([*module_attributes(f), *(given or ())], own), own)]))
+    if given is not None:
+        return tuple(separate(_distinct(given)))
     if not torch.is_grad_enabled():
         return ()
-    with torch.enable_grad():
-        out = dynamics.checked(dynamics.time(t0), y0.detach())
-    return leaves(out)
+    return tuple(_distinct([*_recorded(dynamics, t0, y0), *reachable(f)]))
 
 
-def _module_tensors(f: torch.nn.Module) -> list[Tensor]:
-    """Parameters, and tensors that are plain attributes (a condition from an encoder, a replica of DataParallel)."""
-    attributes = [v for m in f.modules() for v in m.__dict__.values() if isinstance(v, Tensor)]
-    return [*f.parameters(), *attributes]
+def _distinct(tensors: Iterable[Tensor], besides: Sequence[Tensor] = ()) -> list[Tensor]:
+    """Those that require grad, each once, without those of ``besides``."""
+    known = {id(x) for x in besides}
+    return list({id(x): x for x in tensors if x.requires_grad and id(x) not in known}.values())
 
 
-def leaves(out: Tensor) -> tuple[Tensor, ...]:
-    """Leaf tensors that require grad in the graph of ``out``, in a fixed order."""
-    found: dict[int, Tensor] = {}
-    seen: set[Any] = set()
-    stack = [out.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            found.setdefault(id(variable), variable)
-        stack.extend(parent for parent, _ in node.next_functions)
-    return tuple(found.values())
+def _recorded(dynamics: Dynamics, t0: float, y0: Tensor) -> list[Tensor]:
+    """The leaves of one evaluation; copies of y that f made to differentiate in, which die with the graph, are none."""
+
+    def evaluate() -> list[weakref.ref[Tensor]]:
+        with torch.enable_grad():
+            return [weakref.ref(x) for x in leaves(dynamics.checked(dynamics.time(t0), y0.detach()))]
+
+    alive = [reference() for reference in evaluate()]
+    return [x for x in alive if x is not None]

@@ -23,6 +23,7 @@ from quadjoint.errors import warn_once
 from quadjoint.gradient import Backsolve, ContinuousAdjoint, Gradient, resolve
 from quadjoint.gradient.integrals import InState
 from quadjoint.methods import RUNGE_KUTTA, known_options
+from quadjoint.problem import Only
 from quadjoint.state import Layout, State
 
 _NO_LIMIT = 2**31 - 1
@@ -58,6 +59,7 @@ def odeint_adjoint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any 
     Runge-Kutta solves are differentiated by their exact transpose (``gradient="discrete"``), which solves no second
     ODE: the ``adjoint_`` settings have no effect then, which is said once. Multistep methods get the adjoint method,
     SciPy's solvers the quadrature adjoint.
+    Gradients are computed in ``adjoint_params`` alone where they are given, as in torchdiffeq.
     ``gradient`` selects any method of quadjoint; ``adjoint_rtol``, ``adjoint_atol``, ``adjoint_method`` and
     ``adjoint_options`` apply to those that solve backwards in time ("adjoint", "seminorm", "gq", "gq-paper").
     """
@@ -67,7 +69,6 @@ def odeint_adjoint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any 
             f"adjoint_method = {adjoint_method!r} differs from method = {method!r}, so adjoint_options cannot be taken "
             "from options; give adjoint_options as well ({} for the defaults)."
         )
-    # Stored states would be those of torchdiffeq's linear interpolation where multistep methods are concerned.
     how = resolve(
         gradient or ("discrete" if method in RUNGE_KUTTA else "gq" if method == "scipy_solver" else "adjoint")
     )
@@ -85,7 +86,7 @@ def odeint_adjoint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any 
     callbacks = [name for name in _ADJOINT_CALLBACKS if hasattr(func, name)]
     if callbacks:
         _say_unused(how, callbacks)
-    params = None if adjoint_params is None else tuple(adjoint_params)
+    params = None if adjoint_params is None else Only(adjoint_params)
     return _solve(func, y0, t, rtol, atol, method, options, event_fn, how, params)
 
 

@@ -1,0 +1,179 @@
+"""The list of faults in files; what is done for each is in ``files.py``, data sets are here."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import struct
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+from quadjoint.experiments import data, fetch, store
+from reliability.files import (
+    QUIET,
+    Evil,
+    FileFault,
+    a_folder_as_results,
+    another_model,
+    append_without_room,
+    beside_a_sound_one,
+    brackets,
+    checkpoint,
+    code_in_a_checkpoint,
+    commands,
+    cut_off,
+    escaped,
+    failed,
+    files,
+    full_disk,
+    huge,
+    no_room,
+    of_tomorrow,
+    plot,
+    refused,
+    report,
+    resumed_from,
+    truncated,
+    unwritable_folder,
+)
+
+CONTENT = {"one": b"first file", "two": b"second file" * 1000}
+SUMS = {name: hashlib.sha256(content).hexdigest() for name, content in CONTENT.items()}
+
+
+def member(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    info.size = len(CONTENT["one"]) if kind == tarfile.REGTYPE else 0
+    return info
+
+
+def hostile_archive(*members: tarfile.TarInfo) -> Callable[[Path], str]:
+    """An archive with these members in place of the file one; nothing may appear but in the data set's own folder."""
+
+    def run(folder: Path) -> str:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+            for info in members:
+                tar.addfile(info, io.BytesIO(CONTENT["one"]) if info.isreg() else None)
+        archive = buffer.getvalue()
+        source = fetch.Source(SUMS, (("https://home.invalid/all.tar.gz",),), hashlib.sha256(archive).hexdigest())
+        with patch.dict(fetch.SOURCES, toy=source):
+            words = refused(lambda: fetch.fetch_dataset(
+                "toy", to=folder / "data", console=QUIET, download=lambda a, path, c: path.write_bytes(archive) and None
+            ))  # fmt: skip
+        assert files(folder) == {}
+        return words
+
+    return run
+
+
+def fetch_from_folder(folder: Path) -> None:
+    mine = folder / "mine"
+    if not mine.exists():
+        mine.mkdir()
+        for name, content in CONTENT.items():
+            (mine / name).write_bytes(content)
+    with patch.dict(fetch.SOURCES, toy=fetch.Source(SUMS, ())):
+        fetch.fetch_dataset("toy", to=folder / "data", source=mine, console=QUIET)
+
+
+def fetch_without_room(folder: Path) -> str:
+    fetch_from_folder(folder)
+    (folder / "data" / "toy" / "two").unlink()
+    before = files(folder)
+    with full_disk(1000):
+        words = failed(lambda: fetch_from_folder(folder))
+    after = files(folder)
+    assert {name: after.get(name) for name in before} == before
+    assert after.keys() == before.keys(), f"left behind: {', '.join(after.keys() - before.keys())}"
+    return words
+
+
+def other_pickle(folder: Path) -> str:
+    (folder / "cifar10").mkdir()
+    for part in ("train", "test"):
+        for name in data.CIFAR[part]:
+            (folder / "cifar10" / name).write_bytes(pickle.dumps(Evil(folder / "ran")))
+    words = refused(lambda: data.load("cifar10", "train", folder))
+    assert not (folder / "ran").exists()
+    return words
+
+
+def digits(folder: Path, change: Callable[[bytes], bytes]) -> str:
+    """Files in MNIST's form, the training images changed."""
+    (folder / "mnist").mkdir()
+    for part in ("train", "test"):
+        images, labels = data.MNIST[part]
+        (folder / "mnist" / images).write_bytes(struct.pack(">4I", 0x803, 2, 28, 28) + bytes(2 * 28 * 28))
+        (folder / "mnist" / labels).write_bytes(struct.pack(">2I", 0x801, 2) + b"\x01\x02")
+    path = folder / "mnist" / data.MNIST["train"][0]
+    path.write_bytes(change(path.read_bytes()))
+    return refused(lambda: data.load("mnist", "train", folder))
+
+
+def link(kind: bytes, target: str = "/etc/passwd") -> Callable[[Path], str]:
+    return hostile_archive(member("one", kind, target))
+
+
+OUTSIDE = "a link or outside"
+NO_ROOM = "File too large"
+TRACE = "ends in a traceback instead of a sentence"
+LITTER = "the half-written file stays behind"
+ONE_SENTENCE = "^quadjoint: "
+
+FILE_FAULTS: tuple[FileFault, ...] = (
+    FileFault("results: empty file", lambda folder: commands(folder, b""), "there are no results in"),
+    FileFault("results: last line cut off", cut_off, r"line 2: not JSON \(cut off\?\); skipped"),
+    FileFault("results: binary rubbish", beside_a_sound_one(bytes(range(256)) * 4), "not JSON .*skipped"),
+    FileFault("results: lines of another program", beside_a_sound_one(b'{"hello": 1}\n17\n'), "not a record of a run"),
+    FileFault("results: a later format", of_tomorrow, "written in format 2, this version reads 1"),
+    FileFault("results: brackets that mean colours to a terminal", brackets, "left out", "ends in rich's MarkupError"),
+    FileFault("results: a number too large for a float", huge, "left out|skipped", "ends in an OverflowError"),
+    FileFault("results: a folder in place of the file", a_folder_as_results, ONE_SENTENCE, TRACE),
+    FileFault("results: markup in every string", escaped, "none of them a tag"),
+    FileFault("full disk: a result is appended", append_without_room, NO_ROOM),
+    FileFault("full disk: a checkpoint is saved", no_room(checkpoint, 9000), NO_ROOM, LITTER),
+    FileFault("full disk: the report is written", no_room(report, 12000), NO_ROOM, LITTER),
+    FileFault("full disk: figures are drawn", no_room(plot, 12000), NO_ROOM, "the earlier figure is lost in part"),
+    FileFault("full disk: a data set is fetched", fetch_without_room, NO_ROOM, LITTER),
+    FileFault(
+        "unwritable folder: a result is appended",
+        unwritable_folder(lambda folder: failed(lambda: store.append(folder / store.RESULTS, {"key": "a"}))),
+        "Permission denied",
+    ),
+    FileFault(
+        "unwritable folder: report and plot",
+        unwritable_folder(lambda folder: f"{report(folder)} {plot(folder)}"),
+        ONE_SENTENCE, TRACE,
+    ),
+    FileFault("checkpoint: holds code", code_in_a_checkpoint, "nothing run"),
+    FileFault("checkpoint: empty", resumed_from(lambda path: path.write_bytes(b"") and None), "starts anew"),
+    FileFault("checkpoint: cut off", resumed_from(truncated), "starts anew"),
+    FileFault(
+        "checkpoint: of another program", resumed_from(lambda path: torch.save({"hello": 1}, path)), "starts anew",
+        "ends in KeyError('model')",
+    ),
+    FileFault(
+        "checkpoint: of another model", resumed_from(another_model), "starts anew", "ends in load_state_dict's error",
+    ),
+    FileFault("data: pickle that is not a published one", other_pickle, "a pickle from elsewhere is not opened"),
+    FileFault("data: images cut off", lambda folder: digits(folder, lambda b: b[:-1]), "is cut off"),
+    FileFault("data: images too long", lambda folder: digits(folder, lambda b: b + b"0"), "is too long"),
+    FileFault("data: another kind of file", lambda folder: digits(folder, lambda b: b"PK" + b), "is not an idx file"),
+    FileFault(
+        "data: one byte changed after the fetch", lambda folder: digits(folder, lambda b: b[:-1] + b"1"), "published",
+        "sums are checked when a data set is fetched, not when it is loaded",
+    ),
+    FileFault("archive: path with ..", hostile_archive(member("../one", tarfile.REGTYPE)), OUTSIDE),
+    FileFault("archive: absolute path", hostile_archive(member("/tmp/one", tarfile.REGTYPE)), OUTSIDE),
+    FileFault("archive: symbolic link", link(tarfile.SYMTYPE), OUTSIDE),
+    FileFault("archive: hard link", link(tarfile.LNKTYPE), OUTSIDE),
+    FileFault("archive: device", link(tarfile.CHRTYPE), OUTSIDE),
+    FileFault("archive: named pipe", link(tarfile.FIFOTYPE), OUTSIDE),
+)  # fmt: skip

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,11 @@ from rich.console import Console
 
 from quadjoint import cli
 from quadjoint.experiments import demo, nested_spheres, sines, store
-from quadjoint.experiments.display import Board, duration
+from quadjoint.experiments.config import Choice
+from quadjoint.experiments.display import Board, describe, duration
 from quadjoint.experiments.execute import Job
+from quadjoint.experiments.registry import NAMES, experiment
+from quadjoint.experiments.reproduce import Request, planned
 from quadjoint.experiments.scheduler import Event
 from quadjoint.experiments.training import Progress
 
@@ -69,6 +73,25 @@ def test_listing_shows_the_runs_and_does_none(capsys, tmp_path):
     code, output, _ = run("reproduce", "crossing", *arguments, capsys=capsys)
     assert (code, output.split()) == (0, ["waiting", "crossing", "gq", "width", "5", "seed", "0"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_described_by_what_is_special_about_it():
+    assert describe(Job("sines", sines.Config(method="gq"))) == "sines gq width 20 seed 0"
+    config = sines.Config(method="gq", times=10, spacing="merged", study="regularity")
+    assert describe(Job("sines", config)) == "sines gq width 20 seed 0 times 10 spacing merged (regularity)"
+
+
+def test_all_runs_of_all_experiments_are_planned_and_long_ones_come_first(tmp_path):
+    jobs = planned(Request("all", "quick", tmp_path))
+    assert Counter(job.experiment for job in jobs) == {
+        name: len(experiment(name).grid(Choice("quick"))) for name in NAMES
+    }
+    assert len({job.key for job in jobs}) == len(jobs)
+    for name in NAMES:
+        widths = [job.config.width for job in jobs if job.experiment == name]
+        assert widths == sorted(widths, reverse=True)
+    first = [job.config.method for job in jobs if job.experiment == "sines"]
+    assert first.index("adjoint") < first.index("gq-paper") < first.index("discrete")
 
 
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path, capsys):

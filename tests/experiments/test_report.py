@@ -16,7 +16,17 @@ from quadjoint.experiments.claims import CLAIMS
 from quadjoint.experiments.errors import Refusal
 from quadjoint.experiments.figures import FIGURES
 from quadjoint.experiments.plots import as_svg, canvas, draw_all, mean_and_deviation
-from quadjoint.experiments.published import Finding, faster, growth, same, trend
+from quadjoint.experiments.published import (
+    Finding,
+    comparable_times,
+    faster,
+    growth,
+    leaner,
+    matching_curves,
+    opposite,
+    same,
+    trend,
+)
 from quadjoint.experiments.report import findings, render, write_report
 from quadjoint.experiments.tables import published_tables
 
@@ -202,6 +212,55 @@ def test_trend_looks_at_the_ends():
     path = ("seconds_per_gradient",)
     assert trend("s", "c", path, "a", rising=True)(records).agrees is True
     assert trend("s", "c", path, "a", rising=False)(records).agrees is False
+
+
+def test_curves_are_compared_at_the_largest_trained_width():
+    def curve(method, values, width=20):
+        record = run(method, width)
+        record["result"]["curves"] = {"loss": values}
+        return record
+
+    check = matching_curves("loss", ("a", "b"), relative=0.1)
+    small = [curve("a", [1.0, 0.0], width=10), curve("b", [2.0, 2.0], width=10)]
+    assert check([*small, curve("a", [2.0, 1.0]), curve("b", [2.0, 1.15])]).agrees is True
+    finding = check([*small, curve("a", [2.0, 1.0]), curve("b", [2.0, 1.5])])
+    assert finding == Finding(False, "width 20: at most 25 % of the first value apart (epoch 2 of 2)")
+    assert check([curve("a", [1.0])]).agrees is None
+
+
+def test_comparable_times_looks_at_the_smallest_width():
+    records = [run("a", 10, 1.0), run("b", 10, 1.4), run("a", 20, 1.0), run("b", 20, 9.0)]
+    assert comparable_times(("a", "b"), 1.5)(records).agrees is True
+    assert comparable_times(("a", "b"), 1.3)(records).agrees is False
+    assert comparable_times(("a", "c"), 1.5)(records).agrees is None
+
+
+def test_leaner_compares_peaks_and_its_opposite_the_other_way():
+    records = [run("a"), run("b")]
+    for record, peak in zip(records, (2**20, 3 * 2**20), strict=True):
+        record["result"]["peak_memory"] = peak
+    assert leaner("a", "b")(records) == Finding(True, "peak at width 10: a 1 MiB, b 3 MiB")
+    assert opposite(leaner("a", "b"))(records).agrees is False
+    assert opposite(leaner("a", "c"))(records).agrees is None
+
+
+def test_verdicts_change_with_the_records(records):
+    """The page says what the records say: with the times of two methods exchanged, the verdict turns."""
+    crossing = [r for r in copy.deepcopy(records) if r["experiment"] == "crossing"]
+    verdicts = []
+    for slow in ("adjoint", "gq-paper"):
+        for record in crossing:
+            record["result"]["seconds_per_gradient"] = 2.0 if record["config"]["method"] == slow else 1.0
+        found = {claim.statement: finding.agrees for claim, finding in findings("crossing", crossing)}
+        verdicts.append(found["GQ is faster than the adjoint for large models."])
+    assert verdicts == [True, False]
+
+
+def test_experiments_without_runs_are_not_covered(records):
+    page = render(store.Results([r for r in records if r["experiment"] == "crossing"]), [])
+    text = Reader(page).text
+    for name in ("memory", "ou", "images"):
+        assert CLAIMS[name][0].statement in text.partition("Not covered:")[2]
 
 
 def test_the_tables_of_the_paper_stand_beside_ours(records):

@@ -34,8 +34,20 @@ def duration(seconds: float | None) -> str:
     return f"{int(seconds) // 3600}:{int(seconds) % 3600 // 60:02d} h"
 
 
+# Settings that tell the cells of an experiment apart; said where they are not the default.
+_CELL = ("dataset", "batch", "times", "spacing", "cosines", "c", "rtol")
+
+
 def describe(job: Job) -> str:
-    return f"{job.experiment} {job.config.method} width {job.config.width} seed {job.config.seed}"
+    """A run in words: experiment, method, width, seed, and what else is special about it."""
+    words = f"{job.experiment} {job.config.method} width {job.config.width} seed {job.config.seed}"
+    default = type(job.config)()
+    for name in _CELL:
+        setting = getattr(job.config, name, None)
+        if setting is not None and setting != getattr(default, name):
+            words += f" {name} {setting:g}" if isinstance(setting, float) else f" {name} {setting}"
+    study = getattr(job.config, "study", "widths")
+    return words if study == "widths" else f"{words} ({study})"
 
 
 @dataclass

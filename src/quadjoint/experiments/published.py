@@ -46,13 +46,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper and its check on the records of its experiment."""
+    """A statement and its check on the records of its experiment; the paper's, unless it is ours."""
 
     statement: str
     check: Callable[[Records], Finding]
+    ours: bool = False
 
 
-UNKNOWN = Finding(None, "not measured here")
+UNKNOWN = Finding(None, "no runs here that could tell")
 
 
 def largest(records: Records) -> Records:
@@ -117,6 +118,63 @@ def _deviation(records: Records, method: str, metric: str) -> float:
     return mean_and_deviation(numbers)[1]
 
 
+def matching_curves(curve: str, methods: tuple[str, ...], *, relative: float) -> Callable[[Records], Finding]:
+    """At the largest trained width, the methods' mean curves stay together, epoch by epoch.
+
+    Together: apart by at most ``relative`` times the first value of the curve.
+    """
+
+    def check(records: Records) -> Finding:
+        trained = of_study(records, "widths")
+        width = max((r["config"]["width"] for r in trained), default=None)
+        found: dict[str, list[float]] = {}
+        for method in methods:
+            runs = [r["result"]["curves"][curve] for r in trained
+                    if r["config"]["method"] == method and r["config"]["width"] == width]  # fmt: skip
+            if runs:
+                found[method] = [sum(values) / len(values) for values in zip(*runs, strict=True)]
+        if len(found) < 2:
+            return UNKNOWN
+        gaps = [max(values) - min(values) for values in zip(*found.values(), strict=True)]
+        gap = max(gaps) / max(values[0] for values in found.values())
+        epoch = gaps.index(max(gaps)) + 1
+        words = f"width {width}: at most {100 * gap:.2g} % of the first value apart (epoch {epoch} of {len(gaps)})"
+        return Finding(gap <= relative, words)
+
+    return check
+
+
+def comparable_times(methods: tuple[str, ...], factor: float) -> Callable[[Records], Finding]:
+    """At the smallest width, the methods' times differ by at most a factor."""
+
+    def check(records: Records) -> Finding:
+        trained = of_study(records, "widths")
+        width = min((r["config"]["width"] for r in trained), default=None)
+        here = [r for r in trained if r["config"]["width"] == width]
+        means = {m: mean(here, m, "seconds_per_gradient") for m in methods}
+        found = {m: seconds for m, seconds in means.items() if seconds}
+        if len(found) < len(methods):
+            return UNKNOWN
+        words = ", ".join(f"{m} {1000 * seconds:.3g} ms" for m, seconds in found.items())
+        return Finding(max(found.values()) <= factor * min(found.values()), f"a step at width {width}: {words}")
+
+    return check
+
+
+def leaner(first: str, second: str) -> Callable[[Records], Finding]:
+    """At the largest width, one gradient of the first method needs less memory than one of the second."""
+
+    def check(records: Records) -> Finding:
+        chosen = largest(records)
+        a, b = (mean(chosen, method, "peak_memory") for method in (first, second))
+        if not a or not b:
+            return UNKNOWN
+        width = chosen[0]["config"]["width"]
+        return Finding(a < b, f"peak at width {width}: {first} {a / 2**20:.3g} MiB, {second} {b / 2**20:.3g} MiB")
+
+    return check
+
+
 def growth(first: str, second: str) -> Callable[[Records], Finding]:
     """The first method's time grows less with width than the second's, smallest to largest width."""
 
@@ -153,27 +211,41 @@ def constant_memory(method: str) -> Callable[[Records], Finding]:
     return check
 
 
-def growing_memory(method: str) -> Callable[[Records], Finding]:
+def less_memory(first: str, second: str) -> Callable[[Records], Finding]:
+    """At the tightest tolerance and the paper's state of one number, the first method needs less than the second."""
+
     def check(records: Records) -> Finding:
-        finding = constant_memory(method)(records)
-        return finding if finding.agrees is None else Finding(not finding.agrees, finding.words)
+        peaks = {r["config"]["method"]: r["result"]["peak_memory"][-1] for r in records if r["config"]["width"] == 1}
+        if first not in peaks or second not in peaks:
+            return UNKNOWN
+        return Finding(peaks[first] < peaks[second], f"{first} {peaks[first]} bytes, {second} {peaks[second]} bytes")
 
     return check
 
 
-def close_gradients(first: str, second: str, factor: float) -> Callable[[Records], Finding]:
-    """On the exponential, the two methods' largest errors in the gradient in a differ by at most a factor."""
+def opposite(check: Callable[[Records], Finding]) -> Callable[[Records], Finding]:
+    """The check of the contrary, on the same numbers."""
+
+    def contrary(records: Records) -> Finding:
+        finding = check(records)
+        return finding if finding.agrees is None else Finding(not finding.agrees, finding.words)
+
+    return contrary
+
+
+def close_errors(first: str, second: str, factor: float, of: str = "a") -> Callable[[Records], Finding]:
+    """On the exponential, the two methods' largest errors of a quantity differ by at most a factor."""
 
     def check(records: Records) -> Finding:
-        pairs = [
-            (mean(part, first, "final", "a_error"), mean(part, second, "final", "a_error")) for part in _tols(records)
-        ]
+        name = f"{of}_error"
+        pairs = [(mean(part, first, "final", name), mean(part, second, "final", name)) for part in _tols(records)]
         known = [(a, b) for a, b in pairs if a and b]
         if not known:
             return UNKNOWN
         ratio = max(max(a / b, b / a) for a, b in known)
         words = "; ".join(f"{first} {a:.1e}, {second} {b:.1e}" for a, b in known)
-        return Finding(ratio <= factor, f"largest relative errors in the gradient in a: {words}")
+        what = "the loss" if of == "loss" else f"the gradient in {of}"
+        return Finding(ratio <= factor, f"largest relative errors of {what}: {words}")
 
     return check
 

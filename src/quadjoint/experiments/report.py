@@ -19,7 +19,7 @@ from quadjoint.experiments.display import duration
 from quadjoint.experiments.errors import Refusal
 from quadjoint.experiments.figures import FIGURES
 from quadjoint.experiments.plots import Records, by, mean_and_deviation, ordered, pictures, value
-from quadjoint.experiments.published import UNKNOWN, Finding
+from quadjoint.experiments.published import UNKNOWN, Claim, Finding
 from quadjoint.experiments.tables import published_tables
 
 STYLE = """
@@ -68,7 +68,7 @@ def render(results: store.Results, problems: list[str], drawn: Mapping[str, byte
     """The page; figures that cannot be drawn are added to the problems."""
     drawn = pictures(results, problems.append) if drawn is None else drawn
     names = [name for name in TITLES if any(r["experiment"] == name for r in results.records)]
-    parts = [_summary(results), _agreement(results, names)]
+    parts = [_summary(results), _agreement(results)]
     for name in names:
         parts += [f'<h2 id="{escape(name)}">{escape(TITLES[name])}</h2>', _claims(name, results.of(name))]
         parts += [_figure(figure, drawn[figure]) for figure in FIGURES[name] if figure in drawn]
@@ -132,50 +132,59 @@ def _machine(record: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def findings(name: str, records: Records) -> list[tuple[str, Finding]]:
-    """The statements of the paper on an experiment, each checked."""
+def findings(name: str, records: Records) -> list[tuple[Claim, Finding]]:
+    """The statements on an experiment, each checked on the records."""
     checked = []
     for claim in CLAIMS.get(name, []):
         try:
-            checked.append((claim.statement, claim.check(records)))
+            checked.append((claim, claim.check(records)))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-            checked.append((claim.statement, UNKNOWN))
+            checked.append((claim, UNKNOWN))
     return checked
 
 
-def _verdict(finding: Finding) -> str:
-    return {True: "agrees", False: "does not agree", None: "not measured"}[finding.agrees]
+VERDICTS = {True: "agrees", False: "disagrees", None: "not covered"}
+OWN_VERDICTS = {True: "holds", False: "does not hold", None: "not covered"}
 
 
-def _agreement(results: store.Results, names: list[str]) -> str:
-    """What agrees with the paper and what does not, counted, and each disagreement listed."""
-    every = [(name, *pair) for name in names for pair in findings(name, results.of(name))]
-    counts = Counter(_verdict(finding) for _, _, finding in every)
-    order = {"agrees": "agree", "does not agree": "do not agree", "not measured": "are not measured"}
-    words = ", ".join(f"{counts[verdict]} {plural}" for verdict, plural in order.items() if counts[verdict])
-    against = [
-        f"{TITLES[name]}: “{statement}” {finding.words}"
-        for name, statement, finding in every
-        if finding.agrees is False
-    ]
-    text = f"<h2>Agreement with the paper</h2><p>{_statements(words)}</p>"
-    return text + ("<p>What does not agree:</p>" + _list(against) if against else "")
-
-
-def _statements(words: str) -> str:
-    return f"Of the paper's statements, {escape(words)} here." if words else "Nothing to compare yet."
+def _agreement(results: store.Results) -> str:
+    """How many statements agree, do not, and are not covered; and which."""
+    if not results.records:
+        return "<h2>Agreement with the paper</h2><p>Nothing to compare yet.</p>"
+    every = [(name, *pair) for name in TITLES for pair in findings(name, results.of(name))]
+    parts = ["<h2>Agreement with the paper</h2>"]
+    kinds = ((False, "Of the paper's {} statements, {}.", VERDICTS), (True, "Of our own {}, {}.", OWN_VERDICTS))
+    for ours, sentence, verdicts in kinds:
+        group = [(name, claim, finding) for name, claim, finding in every if claim.ours == ours]
+        counts = Counter(verdicts[finding.agrees] for _, _, finding in group)
+        words = ", ".join(f"{counts[verdict]}: {verdict}" for verdict in verdicts.values())
+        parts.append(f"<p>{escape(sentence.format(len(group), words))}</p>")
+        for agrees in (False, None):
+            listed = [
+                f"{TITLES[name]}: “{claim.statement}” {finding.words}"
+                for name, claim, finding in group
+                if finding.agrees is agrees
+            ]
+            if listed:
+                parts.append(f"<p>{verdicts[agrees].capitalize()}:</p>{_list(listed)}")
+    return "".join(parts)
 
 
 def _claims(name: str, records: Records) -> str:
-    rows = ""
-    for statement, finding in findings(name, records):
-        kind = {True: "yes", False: "no", None: ""}[finding.agrees]
-        rows += (
-            f'<tr><td>{escape(statement)}</td><td class="{kind}">{escape(_verdict(finding))}</td>'
-            f'<td class="words">{escape(finding.words)}</td></tr>'
-        )
-    head = "<tr><th>the paper says</th><th>ours</th><th>measured</th></tr>"
-    return f'<div class="scroll"><table>{head}{rows}</table></div>' if rows else ""
+    """Two tables: the paper's statements, then ours."""
+    made = ""
+    for ours, title, verdicts in ((False, "the paper says", VERDICTS), (True, "we say", OWN_VERDICTS)):
+        rows = ""
+        for claim, finding in findings(name, records):
+            if claim.ours == ours:
+                kind = {True: "yes", False: "no", None: ""}[finding.agrees]
+                rows += (
+                    f'<tr><td>{escape(claim.statement)}</td><td class="{kind}">{verdicts[finding.agrees]}</td>'
+                    f'<td class="words">{escape(finding.words)}</td></tr>'
+                )
+        head = f"<tr><th>{title}</th><th>ours</th><th>measured</th></tr>"
+        made += f'<div class="scroll"><table class="claims">{head}{rows}</table></div>' if rows else ""
+    return made
 
 
 def _figure(name: str, svg: bytes) -> str:

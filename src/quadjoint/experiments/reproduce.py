@@ -74,7 +74,22 @@ def planned(request: Request) -> list[Job]:
     known = {method for module in modules for method in module.METHODS}
     if unknown := sorted(set(request.methods or ()) - known):
         raise Refusal(f"no method {', '.join(unknown)} here; choose from {', '.join(sorted(known))}")
-    return [Job(module.NAME, config) for module in modules for config in module.grid(choice)]
+    return slow_first([Job(module.NAME, config) for module in modules for config in module.grid(choice)])
+
+
+# From long runs to short ones, so that no process is left with a long run when the others have none.
+_EXPERIMENTS = ("ou", "images", "sines", "nested-spheres", "crossing", "memory", "toy-gradient")
+_METHODS = ("torchsde-adjoint", "torchsde-direct", "adjoint", "seminorm", "gq-paper", "gq")
+
+
+def slow_first(jobs: list[Job]) -> list[Job]:
+    """The runs in the order in which to start them: long experiments, wide models and slow methods first."""
+
+    def place(job: Job) -> tuple[int, int, int]:
+        rank = _METHODS.index(job.config.method) if job.config.method in _METHODS else len(_METHODS)
+        return _EXPERIMENTS.index(job.experiment), -job.config.width, rank
+
+    return sorted(jobs, key=place)
 
 
 def _with_data(jobs: list[Job], request: Request, console: Console) -> list[Job]:

@@ -20,6 +20,11 @@ SYMBOLS = {"int": "∫", "sum": "∑", "partial": "∂", "cdot": "·", "times": 
            "dots": "…", "top": "⊤", "circ": "∘", "to": "→", "in": "∈", "infty": "∞", "langle": "⟨", "rangle": "⟩",
            "lceil": "⌈", "rceil": "⌉", "sqrt": "√", "pm": "±"}  # fmt: skip
 SPACES = {"quad": "1em", "qquad": "2em", ",": "0.17em", ";": "0.28em", "!": "-0.17em"}
+# By where indices stand (beside, or below and above) and which there are; "^" comes before "_" in order.
+TAGS = (
+    {(): "", ("_",): "msub", ("^",): "msup", ("^", "_"): "msubsup"},
+    {(): "", ("_",): "munder", ("^",): "mover", ("^", "_"): "munderover"},
+)
 TOKEN = re.compile(r"\\([A-Za-z]+|[,;!])|(\d+(?:\.\d+)?)|([A-Za-z])|(\s+)|([{}^_&])|(\S)")
 BLOCK = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -53,14 +58,10 @@ class Reader:
             while self.peek() in (("mark", "_"), ("mark", "^")):
                 mark = self.take()[1]
                 scripts[mark] = self.atom()
-            if len(scripts) == 2:
-                yield f"<msubsup>{base}{scripts['_']}{scripts['^']}</msubsup>"
-            elif scripts:
-                ((mark, script),) = scripts.items()
-                tag = "msub" if mark == "_" else "msup"
-                yield f"<{tag}>{base}{script}</{tag}>"
-            else:
-                yield base
+            below = base == f"<mo>{SYMBOLS['sum']}</mo>"  # the limits of a sum stand below and above it
+            tag = TAGS[below][tuple(sorted(scripts))]
+            content = base + "".join(scripts[mark] for mark in "_^" if mark in scripts)
+            yield f"<{tag}>{content}</{tag}>" if scripts else base
         if until:
             self.take()
 

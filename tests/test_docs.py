@@ -9,6 +9,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -122,6 +123,60 @@ def test_files_and_commands_that_are_named_exist(page: Path) -> None:
         assert target in targets, target
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name)
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    """Also those that mkdocs does not see, which are the README's. (Headings are checked when the site is built.)"""
+    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", prose):
+        assert (page.parent / target).exists(), target
+
+
+def test_commands_of_quadjoint_are_as_the_pages_say() -> None:
+    """Every ``quadjoint`` command in a block has a subcommand and options that the program knows."""
+    import typer
+
+    from quadjoint import cli
+
+    group = typer.main.get_command(cli.app)
+    text = "\n".join(block.text for page in PAGES for block in blocks(page) if block.language == "console")
+    commands = re.findall(r"^(?:torchrun .*-m )?quadjoint(?:\.cli)? (.+)$", text, re.MULTILINE)
+    assert len(commands) > 5
+    for command in commands:
+        words, known = shlex.split(command, comments=True), group
+        while words and words[0] in getattr(known, "commands", {}):
+            known = known.commands[words.pop(0)]  # type: ignore[attr-defined]
+        known.make_context("quadjoint", words).close()  # parses, runs nothing
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    """Tables of names (``GRADIENTS``, ``METHODS``, ``TABLEAUS``) and submodules are data, and have no entry."""
+    import quadjoint
+    from quadjoint import sde, torchdiffeq
+
+    reference = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    listed = {entry.rpartition(".")[2] for entry in re.findall(r"^::: ([\w.]+)", reference, re.MULTILINE)}
+    for members in re.findall(r"members: \[(.*)\]", reference):
+        listed |= set(members.split(", "))
+    public = {*quadjoint.__all__, *sde.__all__, *torchdiffeq.__all__}
+    assert public - {"GRADIENTS", "METHODS", "TABLEAUS", "nn", "sde"} <= listed
+
+
+def test_navigation_has_every_page() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in PAGES[1:]:
+        assert str(page.relative_to(ROOT / "docs")) in navigation
+
+
+def test_tables_in_docstrings_become_markdown() -> None:
+    spec = importlib.util.spec_from_file_location("docstrings", ROOT / "docs" / "docstrings.py")
+    assert spec is not None and spec.loader is not None
+    docstrings = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(docstrings)
+    drawn = "Shapes:\n\n====  ======\nkind  shape\n====  ======\nall   (*n, d)\n====  ======"
+    assert docstrings.as_markdown(drawn) == "Shapes:\n\n| kind | shape |\n| --- | --- |\n| all | (\\*n, d) |"
+    assert docstrings.as_markdown(">>> 1\n1\n\n>>> 2\n2") == "```pycon\n>>> 1\n1\n\n>>> 2\n2\n```"
+
+
 def test_site_builds_without_a_network(tmp_path: Path) -> None:
     """Strictly: no broken link, no missing page; and nothing in the pages is loaded from another server."""
     nowhere = "http://127.0.0.1:9"
@@ -144,6 +199,7 @@ def test_formulas_become_mathml() -> None:
     mathml = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(mathml)
     assert "<mfrac><mi>a</mi><mrow><mn>2</mn><mi>π</mi></mrow></mfrac>" in mathml.formula(r"\frac a {2 \pi}")
+    assert "<munder><mo>∑</mo><mi>i</mi></munder>" in mathml.formula(r"\sum_i")
     assert "<msubsup><mo>∫</mo><mn>0</mn><mn>1</mn></msubsup>" in mathml.formula(r"\int_0^1")
     assert mathml.formula(r"a &= b \\ &= c").count("<mtr>") == 2
     with pytest.raises(ValueError, match="unknowable"):
@@ -165,7 +221,7 @@ def run_example(source: str, path: Path, monkeypatch: pytest.MonkeyPatch, *argum
         pyplot.close("all")
 
 
-@pytest.mark.parametrize("script", [e for e in EXAMPLES if e.stem not in ("data_parallel", "neural_sde")], ids=name)
+@pytest.mark.parametrize("script", [e for e in EXAMPLES if e.stem != "data_parallel"], ids=name)
 def test_example_runs_and_saves_its_picture(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_example(script.read_text(encoding="utf-8"), tmp_path / script.name, monkeypatch, "--quick")
     assert (tmp_path / "outputs" / f"{script.stem}.png").stat().st_size > 5000

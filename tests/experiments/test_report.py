@@ -269,8 +269,10 @@ def test_the_tables_of_the_paper_stand_beside_ours(records):
     assert [row[head.index("paper: time")] for row in rows] == ["1.00", "1.46", "2.30", "2.31"]
     assert [row[head.index("ours: time")] for row in rows] == ["1.00", "1.00", "2.00", "2.00"]
     sines = [r for r in records if r["experiment"] == "sines"]
-    ((_, head, rows),) = published_tables("sines", sines)
+    (_, head, rows), (_, _, errors) = published_tables("sines", sines)
     assert [row[:2] for row in rows][3:5] == [["50 regular", "1.00"], ["50 merged", "19.45"]]
+    assert [row[1] for row in errors] == ["0.08 ± 0.07", "0.07 ± 0.06", "0.11 ± 0.09", "0.09 ± 0.08"]
+    assert [bool(row[2]) for row in errors] == [True, True, True, False]  # the tiny grid has no 50 merged times
 
 
 def test_a_check_that_cannot_read_its_records_does_not_know():

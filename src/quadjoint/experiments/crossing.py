@@ -43,7 +43,7 @@ def grid(choice: Choice) -> list[Config]:
     base = Config(epochs=100 if quick else 200, device=choice.device)
     runs = [_at(base, method, width, seed) for width in widths for seed in seeds for method in methods]
     if quick and choice.widths is None:  # the paper's size, for the clock alone
-        runs += [_at(replace(base, epochs=3, study="time"), m, 2000, s) for s in seeds[:1] for m in methods]
+        runs += [_at(replace(base, epochs=5, study="time"), m, 2000, s) for s in seeds[:1] for m in methods]
     return runs
 
 

@@ -18,6 +18,7 @@ from quadjoint.experiments.plots import (
     label,
     legend,
     mean_and_deviation,
+    name_widths,
     of_study,
     ordered,
     style,
@@ -143,7 +144,8 @@ def batch_sizes(records: Records) -> Figure | None:
         ax.remove()
     for ax, ((dataset, batch), group) in zip(axes, groups.items(), strict=False):
         against_width(ax, group, "seconds_per_gradient")
-        label(ax, "hidden channels", "seconds per step", title=f"{dataset}, batch {batch}", log="y")
+        label(ax, "hidden channels", "seconds per step", title=f"{dataset}, batch {batch}", log="xy")
+        name_widths(ax, group)
     legend(figure, axes[: len(groups)])
     return figure
 

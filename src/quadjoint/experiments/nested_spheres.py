@@ -51,7 +51,7 @@ def grid(choice: Choice) -> list[Config]:
     faster = 3.0 if quick else 1.0  # a third of the epochs at three times the paper's learning rate
     runs = [_at(base, method, width, seed, faster) for width in widths for seed in seeds for method in methods]
     if quick and choice.widths is None:  # the paper's size, for the clock alone
-        long = replace(base, epochs=1, points=600, study="time")
+        long = replace(base, epochs=3, points=base.batch, study="time")
         runs += [_at(long, method, 1500, seed, faster) for seed in seeds[:1] for method in methods]
     if "gq-paper" in methods:
         width = (100 if quick else 1500) if choice.widths is None else max(widths)

@@ -52,8 +52,8 @@ def grid(choice: Choice) -> list[Config]:
         for method in methods
     ]
     if quick and choice.widths is None:  # the paper's size, for the clock alone
-        runs += [_at(replace(base, epochs=2, study="time"), m, 1000, s) for s in choice.pick_seeds(1) for m in methods]
-    width = (100 if quick else 1000) if choice.widths is None else max(widths)
+        runs += [_at(replace(base, epochs=5, study="time"), m, 1000, s) for s in choice.pick_seeds(1) for m in methods]
+    width = (200 if quick else 1000) if choice.widths is None else max(widths)
     base = replace(base, study="regularity", epochs=5 if quick else 250)
     for times in (10, 50):
         for spacing in SPACINGS:

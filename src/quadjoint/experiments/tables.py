@@ -35,10 +35,12 @@ def _spheres(records: Records) -> list[Table]:
             )
         )
     head = ("C", "paper: time", "ours: time", "paper: accuracy", "ours: accuracy", "ours: gradient error")
-    width = ours[0]["config"]["width"]
-    return [
-        (f"Effect of C on gq-paper; the paper at width 1500, ours at {width}; times over the first row", head, rows)
-    ]
+    width, epochs = ours[0]["config"]["width"], ours[0]["config"].get("epochs")
+    caption = (
+        f"Effect of C on gq-paper; the paper at width 1500 after 100 epochs, ours at {width} after {epochs}; "
+        "times over the first row"
+    )
+    return [(caption, head, rows)]
 
 
 def _sines(records: Records) -> list[Table]:
@@ -61,7 +63,18 @@ def _sines(records: Records) -> list[Table]:
     head = ("times", "paper: GQ", *(f"ours: {m}" for m in methods))
     width = ours[0]["config"]["width"]
     caption = f"Time over that of regular times; the paper at width 1000, ours at {width}"
-    return [(caption, head, rows)]
+    return [(caption, head, rows), _sines_error(ours)]
+
+
+def _sines_error(ours: Records) -> Table:
+    """The error after training with regular and with irregular times."""
+    rows: list[Sequence[object]] = []
+    for (times, spacing), (_, _, error, deviation) in SINES_REGULARITY.items():
+        mine = _where(_where(_where(ours, "times", times), "spacing", spacing), "method", "gq-paper")
+        rows.append((f"{times} {spacing}", f"{error} ± {deviation}", _spread(mine, "test_mse", ".2g")))
+    epochs = ours[0]["config"].get("epochs")
+    caption = f"Final test MSE of gq-paper; the paper after 250 epochs, ours after {epochs}"
+    return caption, ("times", "paper: MSE", "ours: MSE"), rows
 
 
 def _ou(records: Records) -> list[Table]:
@@ -82,8 +95,12 @@ def _ou(records: Records) -> list[Table]:
                     method,
                 )
             )
+    if not rows:
+        return []
     head = ("cosines", "paper: time", "ours: time", "paper: KL", "ours: KL", "ours: method")
-    return [("Number of cosines, width 20; times over the first row", head, rows)] if rows else []
+    epochs = ours[0]["config"].get("epochs")
+    caption = f"Number of cosines, width 20; times over the first row; the paper after 100 epochs, ours after {epochs}"
+    return [(caption, head, rows)]
 
 
 def _where(records: Records, field: str, wanted: object) -> Records:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import quadjoint as qj
-from quadjoint.gradient.auto import activation_bytes, measure
 from quadjoint.gradient.cost import Sizes, cheapest, predict
+from quadjoint.gradient.sizes import measure
 
 
 def sizes(**changes: object) -> Sizes:
@@ -66,7 +66,7 @@ def test_activations_are_measured_without_parameters() -> None:
     y = torch.randn(50, 2)
     sol = qj.solve(net, y, torch.tensor([0.0, 1.0]))
     problem = _problem(net, y)
-    kept = activation_bytes(problem, y)
+    kept = measure(problem, net, y, None).activation_bytes
     # Input, pre-activation and activation of the hidden layer: at least the latter, at most a few of them.
     assert 50 * 100 * 4 <= kept <= 4 * 50 * 100 * 4
     assert sol.stats.method == "direct"

@@ -46,11 +46,11 @@ def test_less_memory_never_predicts_less_time() -> None:
 
 
 def test_measures_every_method_that_it_predicts(capsys: pytest.CaptureFixture[str]) -> None:
-    """Direct keeps the activations of every evaluation, the joint transpose those of one at a time."""
+    """Direct keeps the activations of every evaluation, the joint transpose as many as the limit leaves room for."""
     f = qj.nn.TimeMLP(3, width=64)
-    found = qj.explain(f, torch.zeros(40, 3), T, measure=True, repeats=1)
+    found = qj.explain(f, torch.zeros(40, 3), T, memory_limit=500_000, measure=True, repeats=1)
     assert set(found.measured) == set(found.predicted) == {"direct", "joint", "stacked", "parallel"}
-    assert found.measured["joint"].bytes < found.measured["direct"].bytes
+    assert found.measured["joint"].bytes < found.measured["direct"].bytes / 2
     shown = capsys.readouterr().out
     assert shown.strip() == str(found)
     assert all(name in shown for name in ("discrete (joint)", "measured", f"{found.sizes.evaluations} evaluations"))

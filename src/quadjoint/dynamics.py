@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from quadjoint.depends import leaves
 from quadjoint.errors import warn_once
 from quadjoint.state import Layout
+
+if TYPE_CHECKING:
+    from quadjoint.gradient.tape import Tape
 
 Time = float | Tensor
 TimeMap = Callable[[Tensor], tuple[Tensor, Tensor]]  # s to (t, dt/ds), both shaped to broadcast against the state
@@ -46,6 +50,8 @@ class Dynamics:
         self.evaluations = 0
         self.needs_grad = False
         self.stackable: bool | None = None  # whether vmap works; None until tried
+        self.known: Any = None  # what is remembered of f at this shape
+        self.tape: Tape | None = None  # keeps graphs of evaluations for the backward pass
         self._last: tuple[weakref.ref[Tensor], int] | None = None  # what f returned last, and its version
 
     def time(self, t: Time, nudge: int = 0) -> Tensor:
@@ -60,7 +66,10 @@ class Dynamics:
 
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:
         self.evaluations += 1
-        out = self.checked(self.time(t, nudge), y)
+        t = self.time(t, nudge)
+        if self.tape is not None:
+            return self.tape.evaluate(self.checked, t, y)
+        out = self.checked(t, y)
         # A function that switches grad on by itself would otherwise keep its graph alive on stored stages.
         return out.detach() if out.requires_grad and not torch.is_grad_enabled() else out
 
@@ -100,10 +109,16 @@ class Dynamics:
             return self._with_grad(t, y)
 
     def _with_grad(self, t: Tensor, y: Tensor) -> Any:
-        if not (y.requires_grad and torch.is_grad_enabled()):
-            y = y.detach().requires_grad_()
-        with torch.enable_grad():
+        recording = torch.is_grad_enabled()
+        if y.requires_grad and recording:
             return self._call(t, y)
+        y = y.detach().requires_grad_()
+        with torch.enable_grad():
+            out = self._call(t, y)
+        if recording and isinstance(out, Tensor) and torch._C._functorch.peek_interpreter_stack() is None:
+            # Where f depends on nothing that requires grad but this copy of y, there is nothing to record.
+            return out if any(x is not y for x in leaves(out)) else out.detach()
+        return out
 
     def _call(self, t: Tensor, y: Tensor) -> Any:
         if self.time_map is not None:

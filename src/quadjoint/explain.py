@@ -13,8 +13,8 @@ from torch import Tensor
 
 from quadjoint.gradient import Auto, Direct, DiscreteAdjoint, Gradient, resolve
 from quadjoint.gradient.auto import free_bytes
-from quadjoint.gradient.auto import measure as measure_sizes
-from quadjoint.gradient.cost import Estimate, Sizes, cheapest, predict
+from quadjoint.gradient.cost import Estimate, Sizes, cheapest, predict, spare
+from quadjoint.gradient.sizes import measure as measure_sizes
 from quadjoint.ode import odeint, solve
 from quadjoint.problem import Problem, Stats, find_parameters
 from quadjoint.state import State
@@ -39,7 +39,7 @@ class Explanation:
     @property
     def gradient(self) -> Gradient:
         """The choice as an object for ``gradient=``."""
-        return _gradient(self.choice)
+        return _gradient(self.choice, spare(self.sizes, self.memory_limit))
 
     @property
     def reason(self) -> str:
@@ -126,12 +126,13 @@ def explain(f: Callable[..., Any], y0: State, t: Tensor, *, method: str = "dopri
     sizes = replace(sizes, evaluations=stats.forward_evaluations)
     first = y0 if isinstance(y0, Tensor) else y0[0]
     limit = free_bytes(first.device) / 4 if memory_limit is None else float(memory_limit)
-    predicted = predict(sizes)
+    activations = spare(sizes, limit)
+    predicted = predict(sizes, activations)
     found = Explanation(sizes, stats, predicted, limit, cheapest(predicted, limit))
     if measure:
         names = predicted if measure is True else measure
         run = partial(_measure, f=f, y0=y0, t=t, settings=settings, tensors=tensors, repeats=repeats)
-        found = replace(found, measured={name: run(_gradient(name)) for name in names})
+        found = replace(found, measured={name: run(_gradient(name, activations)) for name in names})
     if show:
         print(found)
     return found
@@ -164,9 +165,10 @@ def _measure(how: Gradient, *, f: Callable[..., Any], y0: State, t: Tensor, sett
         return Estimate(min(seconds), peak_memory(work, str(device)))
 
 
-def _gradient(name: str) -> Gradient:
+def _gradient(name: str, activations: int) -> Gradient:
     """A method of the cost model or of ``gradient=`` by its name."""
-    return DiscreteAdjoint(mode=name) if name in ("joint", "stacked", "parallel") else resolve(name)
+    modes = ("joint", "stacked", "parallel")
+    return DiscreteAdjoint(mode=name, activations=activations) if name in modes else resolve(name)
 
 
 def _title(name: str) -> str:

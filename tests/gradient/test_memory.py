@@ -52,14 +52,24 @@ def test_memory_of_the_reversible_method_does_not_grow_with_the_steps() -> None:
     ("how", "vectors"),
     [
         ("gq", 5),
-        (qj.DiscreteAdjoint(mode="joint"), 5),
-        (qj.DiscreteAdjoint(mode="stacked"), 5),
+        (qj.DiscreteAdjoint(mode="joint", activations=0), 5),
+        (qj.DiscreteAdjoint(mode="stacked", activations=0), 5),
         (qj.DiscreteAdjoint(mode="parallel"), 5),
         (qj.DiscreteAdjoint(keep="states", mode="joint"), 1.05),
     ],
 )
 def test_memory_grows_by_a_few_states_a_step(how: str | qj.Gradient, vectors: float) -> None:
     assert 0.9 < growth(how) < vectors
+
+
+@pytest.mark.parametrize("mode", ["joint", "stacked"])
+@pytest.mark.parametrize("steps", [8, 32])
+def test_activations_are_kept_up_to_the_bytes_allowed(mode: str, steps: int) -> None:
+    """Peak memory is that without kept activations and the allowance: nearly all of it is used, and no more."""
+    least = peak(qj.DiscreteAdjoint(mode=mode, activations=0), steps, "rk4")
+    allowance = 20 * BATCH * WIDTH * 8
+    extra = peak(qj.DiscreteAdjoint(mode=mode, activations=allowance), steps, "rk4") - least
+    assert 0.8 * allowance < extra <= allowance
 
 
 def test_memory_of_backpropagation_grows_with_the_activations() -> None:

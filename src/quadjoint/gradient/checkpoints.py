@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from quadjoint.gradient.deferred import DeferredLinear
+from quadjoint.gradient.tape import Graph, Tape
 from quadjoint.steppers import RungeKuttaStep
 
 
@@ -24,11 +26,19 @@ class StepRecord:
     nudge: tuple[int, int]
     inputs: list[Tensor] | None  # the stage inputs Y_i
     first: Tensor | None = None  # the first stage, kept for steps that a compiled graph takes again
+    graphs: list[Graph | None] | None = None  # of the stages, as far as the forward pass has kept them
 
     def filled(self) -> list[Tensor]:
         """The stage inputs of a step that has them."""
         assert self.inputs is not None
         return self.inputs
+
+    def take(self, i: int) -> Graph | None:
+        """The graph of stage i, if it was kept; it is used once and then freed."""
+        if self.graphs is None:
+            return None
+        graph, self.graphs[i] = self.graphs[i], None
+        return graph
 
 
 class Recorder:
@@ -39,12 +49,23 @@ class Recorder:
     too many.
     """
 
-    def __init__(self, keep: str, max_states: int | None) -> None:
-        self.keep, self.max_states = keep, max_states
+    def __init__(self, keep: str, max_states: int | None, deferred: DeferredLinear, tape: Tape | None = None) -> None:
+        self.keep, self.max_states, self.deferred, self.tape = keep, max_states, deferred, tape
         self.records: list[StepRecord] = []
         self.states: dict[int, Tensor] = {}
         self.stride = 1
         self.carries = False  # whether the last stage of the step before is the first of the next
+
+    @property
+    def has_graphs(self) -> bool:
+        return any(g is not None for record in self.records for g in record.graphs or ())
+
+    def lead_to(self, params: tuple[Tensor, ...]) -> None:
+        """Drop graphs that lead to other tensors than ``params``: the module was handed others for the forward pass."""
+        if any(a is not b for a, b in zip(self.deferred.params, params, strict=True)):
+            self.deferred = DeferredLinear(params)
+            for record in self.records:
+                record.graphs = None
 
     def __call__(self, step: Any) -> None:
         if not isinstance(step, RungeKuttaStep):
@@ -57,7 +78,9 @@ class Recorder:
         shared = step.first_shared and self.carries
         self.carries = step.carry is not None
         first = step.ks[0] if self.keep == "first" else None
-        self.records.append(StepRecord(index, step.t0, step.t1, len(step.ks), shared, step.nudge, inputs, first))
+        graphs = None if self.tape is None else self.tape.take(step.ks)
+        record = StepRecord(index, step.t0, step.t1, len(step.ks), shared, step.nudge, inputs, first, graphs)
+        self.records.append(record)
         if inputs is None and index % self.stride == 0:
             self.states[index] = step.y0
             if self.max_states is not None and len(self.states) > self.max_states:

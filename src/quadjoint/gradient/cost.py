@@ -1,8 +1,9 @@
 """What each gradient method would cost, from sizes: a pure function, so that the choice can be tested and explained.
 
-The model counts, per evaluation of f: a fixed overhead of Python and autograd; a pass over P parameters with R rows,
-2 P R operations or, with few rows, the time to read the parameters; and the writes of parameter-sized gradients once
-they no longer fit the cache. Stacking makes passes wide and writes few.
+The model counts, per evaluation of f with P parameters and R rows: a fixed overhead of Python and autograd; a pass
+over the weights, 2 P R operations and a read of them; element-wise work in proportion to the activations; and, for
+every gradient of the parameters, the memory traffic of making it and adding it up, once it no longer fits the cache.
+Stacking makes passes wide and such gradients few.
 The constants were fitted to the committed benchmarks on one CPU thread; only their ratios matter for the choice.
 """
 
@@ -10,12 +11,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FLOPS = 5e10  # operations a second in matrix products
-READ_BYTES = 1.2e10  # bytes a second when reading parameters
-FRESH_BYTES = 6e9  # bytes a second when writing gradients that do not fit the cache
-CACHE_BYTES = 6 * 2**20
-FORWARD, RECORDED, REPLAYED = 6e-5, 1.9e-4, 2.2e-4  # seconds of overhead per evaluation
-PARALLEL_START, PARALLEL_STAGE = 2.5e-3, 8e-5
+FLOPS = 7e10  # operations a second in matrix products
+READ_BYTES = 1.6e10  # bytes a second when reading parameters
+ELEMENT_BYTES = 2e9  # bytes of activations a second, in the evaluation; half of that time in the backward pass
+NEAR_BYTES, NEAR_RATE = 2**21, 2.5e10  # parameter gradients up to this size cost nothing; beyond, bytes a second
+FAR_BYTES, FAR_RATE = 6 * 2**20, 6e9  # and from this size on
+CHUNK, PARALLEL_CHUNK = 512, 2048  # rows of a stacked product
+
+# Seconds of overhead for an evaluation and its transpose
+DIRECT = 2.5e-4
+JOINT, STACKED, AGAIN = 4.0e-4, 5.0e-4, 1.2e-4  # with kept activations, and what recomputing them adds
+PARALLEL, PARALLEL_START, PARALLEL_FEATURE = 1.8e-4, 1.0e-3, 1.5e-4  # an evaluation; a chunk, and each of its products
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class Sizes:
     activation_bytes: int  # kept by autograd for one evaluation
     evaluations: int  # in the forward solve
     independent: bool  # parallel mode may be used
+    deferrable: bool = False  # parameters are mostly those of linear layers
     transposable: bool = True
 
 
@@ -41,25 +48,46 @@ class Estimate:
     bytes: int
 
 
-def predict(s: Sizes) -> dict[str, Estimate]:
-    """Time and memory of "direct" and of the modes of "discrete"."""
+def predict(s: Sizes, activations: float = 0) -> dict[str, Estimate]:
+    """Time and memory of "direct" and of the modes of "discrete", which may keep so many bytes of ``activations``."""
     e = s.evaluations
     wide = 2.0 * s.parameters * s.rows / FLOPS
-    thin = max(wide, s.parameter_bytes / READ_BYTES) if s.parameter_bytes > CACHE_BYTES else wide
-    writes = 3.0 * s.parameter_bytes / FRESH_BYTES if s.parameter_bytes > CACHE_BYTES else 0.0
+    thin = wide + s.parameter_bytes / READ_BYTES
+    element = s.activation_bytes / ELEMENT_BYTES
+    gradient = _traffic(s.parameter_bytes)
+    once = 2 * thin + wide + 1.5 * element  # evaluation, product in the state, product in the parameters
     stages = e * s.state_bytes
-    costs = {"direct": Estimate(e * (RECORDED + 3 * thin + writes), e * (s.activation_bytes + s.state_bytes))}
+    costs = {"direct": Estimate(e * (DIRECT + once + gradient), e * (s.activation_bytes + s.state_bytes))}
     if not s.transposable:
         return costs
-    costs["joint"] = Estimate(e * (FORWARD + REPLAYED + 4 * thin + writes), stages + s.activation_bytes)
-    stack = max(1, min(e, 512 // max(1, s.rows)))
-    work = e * (FORWARD + REPLAYED + 3 * thin + 3 * wide)
-    costs["stacked"] = Estimate(work + writes * e / stack, stages + stack * s.activation_bytes)
+    kept = int(min(e, activations // max(1, s.activation_bytes)))
+    again = (e - kept) * (AGAIN + thin + element)
+    held = stages + kept * s.activation_bytes
+    costs["joint"] = Estimate(again + e * (JOINT + once + gradient), held + s.activation_bytes)
+    stack = max(1, min(e, CHUNK // max(1, s.rows)))
+    repeated = 0.0 if s.deferrable else 2 * wide + 1.5 * element
+    work = again + e * (STACKED + once + repeated + gradient / stack)
+    costs["stacked"] = Estimate(work, held + stack * s.activation_bytes)
     if s.independent:
-        stack = max(1, min(e, 2048 // max(1, s.rows)))
-        work = PARALLEL_START + e * (FORWARD + PARALLEL_STAGE + thin + (3 + s.features) * wide)
-        costs["parallel"] = Estimate(work + writes * e / stack, stages + stack * s.activation_bytes)
+        stack = max(1, min(e, PARALLEL_CHUNK // max(1, s.rows)))
+        start = (PARALLEL_START + PARALLEL_FEATURE * s.features + gradient) / stack
+        products = (3 + s.features) * wide + (1.5 + 0.5 * s.features) * element
+        work = e * (PARALLEL + start + thin + element + products)
+        costs["parallel"] = Estimate(work, stages + stack * s.activation_bytes)
     return costs
+
+
+def _traffic(parameter_bytes: int) -> float:
+    """Seconds to make one gradient of the parameters and add it to their sum."""
+    if parameter_bytes <= NEAR_BYTES:
+        return 0.0
+    return 3.0 * parameter_bytes / (NEAR_RATE if parameter_bytes <= FAR_BYTES else FAR_RATE)
+
+
+def spare(s: Sizes, limit: float) -> int:
+    """Bytes of activations that "joint" and "stacked" may keep and stay within ``limit`` bytes."""
+    needed = max(c.bytes for name, c in predict(s).items() if name != "direct")
+    return max(0, int(min(limit, 2.0**62)) - needed)
 
 
 def cheapest(costs: dict[str, Estimate], limit: float) -> str:

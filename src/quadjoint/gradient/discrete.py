@@ -12,7 +12,7 @@ No step is rejected, no observation breaks the sweep, no second tolerance is nee
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
@@ -22,9 +22,12 @@ from quadjoint.errors import nearest
 from quadjoint.gradient.base import Gradient, Gradients
 from quadjoint.gradient.checkpoints import Recorder, backwards
 from quadjoint.gradient.cost import Sizes, cheapest, predict
-from quadjoint.gradient.parallel import parallel_sweep, samples_are_independent, small_samples
+from quadjoint.gradient.deferred import DeferredLinear
+from quadjoint.gradient.parallel import parallel_sweep, samples_are_independent
 from quadjoint.gradient.parameters import Products
+from quadjoint.gradient.sizes import known, note_evaluation, remember, sizes_of
 from quadjoint.gradient.sweeps import clock_sweep, compiled_sweep, replay, stage_sweep
+from quadjoint.gradient.tape import NOTHING, Tape, saved_tensors_are_watched
 from quadjoint.gradient.transpose import Observations, StepTransposer
 from quadjoint.problem import Problem
 
@@ -40,11 +43,14 @@ class DiscreteAdjoint(Gradient):
         max_states: at most so many stored states; the rest is recomputed from checkpoints.
         mode: "joint" one product in state and parameters per stage, "stacked" parameter products of many stages at
             once, "parallel" all stages at once with per-sample Jacobians; "auto" chooses by size.
+        activations: with stored stages, activations of the forward pass are kept up to so many bytes, and only the
+            evaluations beyond are made again. 0 keeps none.
     """
 
     keep: str = "stages"
     max_states: int | None = None
     mode: str = "auto"
+    activations: int = 2**24
     name = "discrete"
     exact_clock = True
     sample_times = "interpolate"
@@ -56,6 +62,8 @@ class DiscreteAdjoint(Gradient):
             raise ValueError(f"mode = {self.mode!r} is not known.{nearest(self.mode, MODES)}")
         if self.max_states is not None and self.max_states < 1:
             raise ValueError(f"max_states must be at least 1; got {self.max_states}.")
+        if self.activations < 0:
+            raise ValueError(f"activations are bytes, at least 0; got {self.activations}.")
 
     def forward(self, problem: Problem, y0: Tensor) -> tuple[Tensor, Recorder]:
         if not problem.solver.stepper.transposable:
@@ -66,12 +74,42 @@ class DiscreteAdjoint(Gradient):
         keep = self.keep
         if isinstance(problem.solver.stepper, CompiledRungeKutta):
             keep = "first" if self.max_states is None else "states"
-        recorder = Recorder(keep, self.max_states)
-        return problem.run(y0, accepted=recorder), recorder
+        tape, deferred = None, DeferredLinear(problem.params)
+        if keep == "stages" and self.max_states is None and problem.solver.points is None:
+            tape = self._tape(problem, deferred)
+        recorder = Recorder(keep, self.max_states, deferred, tape)
+        problem.f.tape = tape
+        try:
+            ys = problem.run(y0, accepted=recorder)
+        finally:
+            problem.f.tape = None
+        remember(problem)
+        return ys, recorder
+
+    def _tape(self, problem: Problem, deferred: DeferredLinear) -> Tape | None:
+        """Keeps activations, unless the backward pass will be parallel in time and has no use for them."""
+        if self.activations == 0 or self.mode == "parallel" or saved_tensors_are_watched():
+            return None
+
+        def allow(tape: Tape) -> None:
+            sizes = sizes_of(problem)
+            mode = self.pick_mode(sizes) if self.mode == "auto" else self.mode
+            tape.left = 0 if mode == "parallel" else self.activations // max(1, sizes.activation_bytes)
+            tape.within = deferred if mode == "stacked" else NOTHING
+
+        def measured(tape: Tape, activation_bytes: int) -> None:
+            note_evaluation(problem, activation_bytes, deferred)
+            allow(tape)
+
+        tape = Tape(measured, problem.params, deferred)
+        if known(problem).activation_bytes is not None:
+            allow(tape)
+        return tape
 
     def backward(self, problem: Problem, memory: Recorder, grad_ys: Tensor) -> Gradients:
         if problem.solver.points is not None:
             return clock_sweep(problem, memory, grad_ys)
+        memory.lead_to(problem.params)
         products, observations = Products(problem), Observations(problem, grad_ys)
         transposer = StepTransposer(problem, observations, grad_ys)
         if self._compiled(problem, memory):
@@ -83,7 +121,7 @@ class DiscreteAdjoint(Gradient):
             if mode == "parallel":
                 a = parallel_sweep(transposer, products, steps)
             else:
-                a = stage_sweep(transposer, products, steps, stacked=mode == "stacked")
+                a = stage_sweep(transposer, products, steps, memory.deferred if mode == "stacked" else None)
         problem.stats.reason = problem.stats.reason or f"discrete, {mode}"
         return Gradients(observations.initial(a), products.sums)
 
@@ -96,29 +134,16 @@ class DiscreteAdjoint(Gradient):
 
     def _usable_mode(self, problem: Problem, memory: Recorder) -> str:
         """The mode asked for or chosen; parallel only for samples that do not influence each other."""
-        mode = self.pick_mode(problem) if self.mode == "auto" else self.mode
+        sizes = sizes_of(problem, problem.stats.forward_evaluations)
+        if memory.has_graphs:
+            sizes = replace(sizes, independent=False)
+        mode = self.pick_mode(sizes) if self.mode == "auto" else self.mode
         if mode == "parallel" and not samples_are_independent(problem, memory, asked=self.mode == "parallel"):
-            return self.pick_mode(problem)
+            return self.pick_mode(replace(sizes, independent=False))
         return mode
 
-    def pick_mode(self, problem: Problem) -> str:
+    def pick_mode(self, sizes: Sizes) -> str:
         """The mode with the least predicted cost."""
-        costs = predict(sizes_of(problem, problem.stats.forward_evaluations))
+        costs = predict(sizes, self.activations if self.keep == "stages" and self.max_states is None else 0)
         del costs["direct"]
         return cheapest(costs, math.inf)
-
-
-def sizes_of(problem: Problem, evaluations: int, activation_bytes: int = 0) -> Sizes:
-    """The sizes that costs are predicted from."""
-    shape, params, f = problem.f.shape, problem.params, problem.f
-    return Sizes(
-        rows=max(1, shape[:-1].numel()) if len(shape) > 1 else 1,
-        features=shape[-1] if shape else 1,
-        state_bytes=shape.numel() * f.dtype.itemsize,
-        parameters=sum(p.numel() for p in params),
-        parameter_bytes=sum(p.numel() * p.element_size() for p in params),
-        activation_bytes=activation_bytes,
-        evaluations=evaluations,
-        independent=small_samples(problem),
-        transposable=problem.solver.stepper.transposable,
-    )

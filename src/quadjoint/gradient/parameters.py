@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from quadjoint.dynamics import Dynamics, Time, stack_call
+from quadjoint.gradient.tape import NOTHING, Graph, record
 from quadjoint.problem import Problem
 
 # Stacking pays until a product has about this many rows; beyond it the weights are no longer what is waited for.
@@ -28,14 +31,25 @@ class Products:
 
     def add(self, gradients: Sequence[Tensor | None], factor: float = 1.0) -> None:
         for i, g in enumerate(gradients):
-            if g is None:
-                continue
-            total = self.sums[i]
-            if total is None:
-                # autograd may hand out views or tensors that it still uses; own the memory once.
-                self.sums[i] = g * factor if factor != 1.0 else g.clone()
-            else:
-                total.add_(g, alpha=factor)
+            if g is not None:
+                self.add_at(i, g, factor)
+
+    def add_at(self, i: int, g: Tensor, factor: float = 1.0) -> None:
+        """Add to the gradient of parameter i."""
+        total = self.sums[i]
+        if total is None:
+            # autograd may hand out views or tensors that it still uses; own the memory once.
+            self.sums[i] = g * factor if factor != 1.0 else g.clone()
+        else:
+            total.add_(g, alpha=factor)
+
+    def add_product(self, i: int, a: Tensor, b: Tensor) -> None:
+        """Add the matrix product a b to the gradient of parameter i, without another one of its size."""
+        total = self.sums[i]
+        if total is None:
+            self.sums[i] = a @ b
+        else:
+            total.addmm_(a, b)
 
     def joint(self, t: Time, y: Tensor, a: Tensor, nudge: int = 0) -> Tensor:
         """a^T df/dy at one point; a^T df/dtheta goes to the sums."""
@@ -48,29 +62,27 @@ class Products:
             return torch.zeros_like(y)
         g, *gradients = torch.autograd.grad(out, (y, *self.params), a, retain_graph=True, allow_unused=True)
         self.stats.vjp_state += 1
-        self.stats.vjp_params += 1
+        self.stats.vjp_params += any(p is not None for p in gradients)
         self.add(gradients)
         return torch.zeros_like(y) if g is None else g
-
-    def state(self, t: Time, y: Tensor, a: Tensor, nudge: int = 0) -> Tensor:
-        """a^T df/dy at one point."""
-        return self.value_and_state(t, y, a, nudge)[1]
 
     def value_and_state(self, t: Time, y: Tensor, a: Tensor, nudge: int = 0) -> tuple[Tensor, Tensor]:
         """f and a^T df/dy at one point."""
         out, y = self.record(t, y, nudge)
+        return out.detach(), self.transpose_state(out, y, a)
+
+    def transpose_state(self, out: Tensor, y: Tensor, a: Tensor) -> Tensor:
+        """a^T df/dy of an evaluation that was recorded."""
         self.stats.vjp_state += 1
         if not out.requires_grad:
-            return out, torch.zeros_like(y)
+            return torch.zeros_like(y)
         (g,) = torch.autograd.grad(out, y, a, retain_graph=True, allow_unused=True)
-        return out.detach(), torch.zeros_like(y) if g is None else g
+        return torch.zeros_like(y) if g is None else g
 
-    def record(self, t: Time, y: Tensor, nudge: int = 0) -> tuple[Tensor, Tensor]:
+    def record(self, t: Time, y: Tensor, nudge: int = 0, within: AbstractContextManager[Any] = NOTHING) -> Graph:
         """One recorded evaluation, and the input that it can be differentiated in."""
         self.stats.backward_evaluations += 1
-        with torch.enable_grad():
-            y = y.detach().requires_grad_()
-            return self.f(t, y, nudge), y
+        return record(lambda t, y: self.f(t, y, nudge), t, y, within)
 
     def stacked(self, times: Sequence[float] | Tensor, ys: Tensor, a: Tensor) -> None:
         """Sum of a_i^T df/dtheta over a stack of points, in chunks of one evaluation each."""

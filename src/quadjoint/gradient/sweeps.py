@@ -10,19 +10,23 @@ from torch import Tensor
 
 from quadjoint.gradient.base import Gradients
 from quadjoint.gradient.checkpoints import Recorder, StepRecord, backwards
+from quadjoint.gradient.deferred import MOSTLY, DeferredLinear
 from quadjoint.gradient.parameters import CHUNK_ROWS, Products
+from quadjoint.gradient.tape import NOTHING
 from quadjoint.gradient.transpose import StepTransposer
 from quadjoint.problem import Problem
 from quadjoint.steppers import RungeKuttaStep
 
 
-def stage_sweep(transposer: StepTransposer, products: Products, steps: Iterator[StepRecord], stacked: bool) -> Tensor:
+def stage_sweep(transposer: StepTransposer, products: Products, steps: Iterator[StepRecord],
+                deferred: DeferredLinear | None) -> Tensor:  # fmt: skip
     """Transpose stage by stage; returns dL/dy at the start, without the initial observation.
 
-    Parameter products are taken with the state's, or collected and computed ``stacked``.
+    Parameter products are taken with the state's, or many at a time: those of linear layers ``deferred``. Where other
+    layers have the most parameters, f is evaluated once more at a stack of points.
     """
     shape = transposer.problem.f.shape
-    queue = _Queue(products, shape) if stacked else None
+    queue: _Queue | None = None
     a, carried = transposer.zero(), None
     for record in steps:
         adjoints, _, live = transposer.open(record, a, carried)
@@ -36,17 +40,24 @@ def stage_sweep(transposer: StepTransposer, products: Products, steps: Iterator[
             if not live[i]:
                 continue
             t, lam = transposer.stage_time(record, i), adjoints[1 + i].view(shape)
-            if queue is None:
-                mu = products.joint(t, inputs[i], lam)
-            else:
-                mu = products.state(t, inputs[i], lam)
+            graph = record.take(i) or products.record(t, inputs[i], within=deferred or NOTHING)
+            if deferred is not None and deferred.share <= MOSTLY:
+                deferred, queue = None, _Queue(products, shape)
+            if queue is not None:
+                mu = products.transpose_state(*graph, lam)
                 queue.put(t, inputs[i], lam)
+            elif deferred is not None:
+                mu = deferred.transpose(products, graph, lam)
+            else:
+                mu = products.transpose(*graph, lam)
             adjoints[: 1 + i].addr_(rows[i, : 1 + i], mu.reshape(-1))
             for j, _ in transposer.method.rows[i]:
                 live[j] = True
         a = adjoints[0]
     if queue is not None:
         queue.flush()
+    elif deferred is not None:
+        deferred.flush(products)
     return a.view(shape)
 
 

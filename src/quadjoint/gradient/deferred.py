@@ -1,0 +1,115 @@
+"""Weight gradients of linear layers, postponed until those of many evaluations can be computed as one product.
+
+A layer with few rows has a weight gradient of a few rank-one terms, and writing it costs more than computing it. So
+backward passes through recorded evaluations only note the pair (input, gradient of the output) of every layer; the
+sum of their outer products is then one matrix product of many rows, added to the total in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from quadjoint.gradient.parameters import CHUNK_ROWS, Products
+from quadjoint.gradient.tape import Graph, saved_tensors_are_watched
+
+Layer = tuple[int, int | None]  # indices of weight and bias among the parameters
+MOSTLY = 0.9  # share of the parameters in linear layers from which they decide
+
+
+class DeferredLinear(TorchFunctionMode):
+    """Within this context, linear layers on ``params`` record themselves such that their products can be postponed."""
+
+    def __init__(self, params: tuple[Tensor, ...]) -> None:
+        super().__init__()
+        self.params, self.total = params, max(1, sum(p.numel() for p in params))
+        self.index = {id(p): i for i, p in enumerate(params)}
+        self.products: Products | None = None  # where the sums are, while a backward pass of ours runs
+        self.noted: dict[Layer, tuple[list[Tensor], list[Tensor]]] = {}
+        self.met: set[int] = set()  # indices of the weights and biases that were met
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.linear and not kwargs and len(args) == 3 and id(args[1]) in self.index:
+            x, weight, bias = args
+            layer = self.index[id(weight)], None if bias is None else self.index.get(id(bias), -1)
+            if layer[1] != -1:
+                self.met.update(i for i in layer if i is not None)
+                if _plain(x):
+                    return _Linear.apply(x, weight, bias, self, layer)
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def share(self) -> float:
+        """Of all numbers in the parameters, those in the linear layers met so far."""
+        return sum(self.params[i].numel() for i in self.met) / self.total
+
+    def transpose(self, products: Products, graph: Graph, a: Tensor) -> Tensor:
+        """As ``Products.transpose``, with the parameter products of linear layers noted.
+
+        Only meanwhile: where f itself calls autograd, it wants its gradients at once.
+        """
+        self.products = products
+        try:
+            return products.transpose(*graph, a)
+        finally:
+            self.products = None
+
+    def flush(self, products: Products) -> None:
+        """Add what is noted to the sums."""
+        for layer in list(self.noted):
+            self._add(layer, products)
+
+    def note(self, layer: Layer, x: Tensor, g: Tensor) -> None:
+        """Keep one pair of a layer; its product is made once there are enough rows."""
+        xs, gs = self.noted.setdefault(layer, ([], []))
+        xs.append(x.reshape(-1, x.shape[-1]))
+        gs.append(g.reshape(-1, g.shape[-1]))
+        if len(xs) * len(xs[0]) >= CHUNK_ROWS:
+            assert self.products is not None
+            self._add(layer, self.products)
+
+    def _add(self, layer: Layer, products: Products) -> None:
+        (weight, bias), (xs, gs) = layer, self.noted.pop(layer)
+        g, x = torch.cat(gs), torch.cat(xs)
+        products.stats.vjp_params += 1
+        products.add_product(weight, g.T, x)
+        if bias is not None:
+            products.add_at(bias, g.sum(0))
+
+
+def _plain(x: Tensor) -> bool:
+    """Whether nothing else steps in: autocast, a transform of torch.func, hooks on saved tensors (a checkpoint)."""
+    return (
+        torch.is_grad_enabled()
+        and not torch.is_autocast_enabled(x.device.type)
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and not saved_tensors_are_watched()
+    )
+
+
+class _Linear(torch.autograd.Function):
+    """x W^T + b, whose gradients in W and b are noted in a backward pass of ours, and else returned."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sink: DeferredLinear,
+                layer: Layer) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(x, weight)
+        ctx.sink, ctx.layer = sink, layer
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        (g,) = grads
+        x, weight = ctx.saved_tensors
+        in_x = g @ weight if ctx.needs_input_grad[0] else None
+        if ctx.sink.products is not None:
+            ctx.sink.note(ctx.layer, x, g)
+            return in_x, None, None, None, None
+        # f itself differentiates: its own gradients are made at once, and can be differentiated again.
+        rows = g.reshape(-1, g.shape[-1])
+        in_weight = rows.T @ x.reshape(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
+        return in_x, in_weight, rows.sum(0) if ctx.needs_input_grad[2] else None, None, None

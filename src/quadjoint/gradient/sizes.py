@@ -1,0 +1,97 @@
+"""Sizes of a solve, from which the costs of gradient methods are predicted: measured once, then remembered."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from quadjoint.dynamics import owner
+from quadjoint.gradient.cost import Sizes
+from quadjoint.gradient.deferred import MOSTLY, DeferredLinear
+from quadjoint.gradient.parallel import small_samples
+from quadjoint.gradient.tape import record, saved_bytes
+from quadjoint.problem import Problem, find_parameters
+
+FIRST_GUESS = 50  # evaluations, where a function has not been solved before
+
+
+@dataclass
+class Known:
+    """What has been measured of a function at one shape."""
+
+    activation_bytes: int | None = None
+    deferrable: bool = False  # the parameters are mostly those of linear layers
+    evaluations: dict[Any, int] = field(default_factory=dict)  # per method, interval and tolerance
+
+
+_known: weakref.WeakKeyDictionary[Any, dict[Any, Known]] = weakref.WeakKeyDictionary()
+
+
+def known(problem: Problem) -> Known:
+    """What is remembered of the function of a solve; functions that cannot be referenced weakly are forgotten."""
+    f = problem.f
+    if f.known is None:
+        try:
+            shapes = _known.setdefault(owner(f.f), {})
+        except TypeError:
+            shapes = {}
+        f.known = shapes.setdefault((f.shape, f.dtype, f.device), Known())
+    found: Known = f.known
+    return found
+
+
+def _key(problem: Problem) -> Any:
+    settings = problem.solver.settings
+    tolerances = tuple(x if isinstance(x, float) else None for x in (settings.rtol, settings.atol))
+    return problem.solver.method, problem.make_observer().interval, tolerances
+
+
+def remember(problem: Problem) -> None:
+    """Keep the evaluations of a solve that has been made for the next one of its kind."""
+    known(problem).evaluations[_key(problem)] = problem.stats.forward_evaluations
+
+
+def note_evaluation(problem: Problem, activation_bytes: int, deferred: DeferredLinear) -> None:
+    """Keep what was measured in a recorded evaluation."""
+    found = known(problem)
+    found.activation_bytes = activation_bytes
+    found.deferrable = deferred.share > MOSTLY
+
+
+def sizes_of(problem: Problem, evaluations: int | None = None) -> Sizes:
+    """Sizes of a solve, with the evaluations of the last one of its kind and what was measured of one evaluation."""
+    shape, params, f, found = problem.f.shape, problem.params, problem.f, known(problem)
+    if evaluations is None:
+        evaluations = found.evaluations.get(_key(problem), FIRST_GUESS)
+    return Sizes(
+        rows=max(1, shape[:-1].numel()) if len(shape) > 1 else 1,
+        features=shape[-1] if shape else 1,
+        state_bytes=shape.numel() * f.dtype.itemsize,
+        parameters=sum(p.numel() for p in params),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in params),
+        activation_bytes=found.activation_bytes or 0,
+        deferrable=found.deferrable,
+        evaluations=evaluations,
+        independent=small_samples(problem),
+        transposable=problem.solver.stepper.transposable,
+    )
+
+
+def measure(problem: Problem, f: Callable[..., Any], y0: Tensor, params: Any) -> Sizes:
+    """Sizes of a solve, its parameters found; the activations of one evaluation are measured if they are not known."""
+    if params is not None:
+        problem.params = tuple(p for p in params if p.requires_grad)
+    else:
+        problem.params = find_parameters(f, problem.f, problem.make_observer().interval[0], y0)
+    if known(problem).activation_bytes is None:
+        f, deferred = problem.f, DeferredLinear(problem.params)
+        with saved_bytes(problem.params) as total:
+            record(f.checked, f.time(problem.make_observer().interval[0]), y0, deferred)
+        note_evaluation(problem, total[0], deferred)
+    problem.on_done = partial(remember, problem)
+    return sizes_of(problem)

@@ -21,7 +21,14 @@ import torch
 from benchmarks.methods import Runner
 
 PACKAGES = ("quadjoint", "torch", "numpy", "torchdiffeq", "torchode", "diffrax", "jax", "torchsde")
-MAIN = ("quadjoint:auto", "quadjoint:discrete", "quadjoint:direct", "quadjoint:gq", "torchdiffeq:direct")
+MAIN = (
+    "quadjoint:auto",
+    "quadjoint:discrete",
+    "quadjoint:discrete-lean",
+    "quadjoint:direct",
+    "quadjoint:gq",
+    "torchdiffeq:direct",
+)
 SHORT = 0.02  # seconds: runs shorter than this are repeated within a turn
 
 

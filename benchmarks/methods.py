@@ -102,6 +102,7 @@ def ours() -> list[Method]:
         _ours("auto", "auto"),
         _ours("direct", "direct"),
         _ours("discrete", "discrete"),
+        _ours("discrete-lean", qj.DiscreteAdjoint(activations=0)),
         *modes,
         _ours("gq", "gq"),
         _ours("gq-paper", "gq-paper"),

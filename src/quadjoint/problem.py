@@ -85,6 +85,7 @@ class Problem:
     event_time: float | None = None
     plan: list[tuple[int, int]] = field(default_factory=list)
     first_h: float | None = None
+    saved_evaluations: int = 0  # those of the search for a first step size, where it was remembered
     on_done: Callable[[], Any] | None = None  # called when the forward solve is finished
 
     @property

@@ -9,6 +9,8 @@ from typing import Any
 from quadjoint.dynamics import owner
 from quadjoint.problem import Problem
 
+SEARCH = 1  # evaluations of the search; its other one is the first stage of the first step
+
 # First step sizes found by search, per function and setting: a repeated solve skips it and takes the same steps.
 _first_steps: weakref.WeakKeyDictionary[Any, dict[Any, float]] = weakref.WeakKeyDictionary()
 
@@ -45,6 +47,7 @@ class WarmStart:
             return
         if known is not None:
             self.problem.solver = self.problem.solver.starting_with(known)
+            self.problem.saved_evaluations = SEARCH
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         if not self.on:

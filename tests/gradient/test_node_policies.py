@@ -156,3 +156,16 @@ def test_tolerances_method_and_options_of_the_backward_solve_can_be_given() -> N
     assert few < many
     assert found(method="bosh3", rtol=1e-7, atol=1e-7)[0] < 1e-5
     assert found(method="rk4", options={"step_size": 0.05})[0] < 1e-5
+
+
+def test_repeated_solves_have_the_same_nodes() -> None:
+    """The second solve remembers its first step size and saves an evaluation, but not a node."""
+    f, how = Driven(), qj.GaussLegendre(qj.Heuristic(1.0, max_nodes=1000), qj.Backsolve())
+    found = []
+    for _ in range(3):
+        sol = qj.solve(f, normal(4, 3), T[[0, -1]], gradient=how)
+        loss(sol.ys).backward()
+        found.append(sol.stats)
+    assert found[0].forward_evaluations > found[1].forward_evaluations == found[2].forward_evaluations
+    assert found[0].quadrature_nodes == found[1].quadrature_nodes == found[2].quadrature_nodes
+    assert found[0].quadrature_nodes == found[0].forward_evaluations

@@ -17,7 +17,7 @@ from quadjoint.depends import reachable
 from quadjoint.dynamics import Dynamics
 from quadjoint.problem import Only, find_parameters
 
-T = times(0.0, 0.4, 1.0)
+T = times(0.0, 0.5, 1.0)
 GLOBAL = normal(3, seed=7).requires_grad_()
 SPACE = types.SimpleNamespace(late=GLOBAL, other=normal(3).requires_grad_())
 

@@ -82,3 +82,24 @@ def test_what_has_no_inverse_is_refused_in_words() -> None:
         qj.odeint(f, y0, t, gradient="reversible", method="alf", options={"step_size": 0.25})
     with pytest.raises(ValueError, match="does not support events"):
         qj.odeint(f, y0, times(0.0, 1.0), gradient="reversible", method="alf", event_fn=lambda t, y: y.sum())
+
+
+@pytest.mark.parametrize(("rate", "eta"), [(1.0, 1.0), (1.0, 0.8), (60.0, 1.0)])
+def test_a_reconstruction_that_drifts_from_the_initial_state_is_said(rate: float, eta: float) -> None:
+    """Rounding grows on the way back, by exp(rate) and by 1 / |1 - 2 eta| a step: not worth a word, or too much."""
+    w = torch.tensor(rate, dtype=torch.float64, requires_grad=True)
+    y0 = normal(3)
+
+    def gradient(how: str) -> float:
+        ys = qj.odeint(lambda t, y: -w * (y - torch.cos(t)), y0, times(0.0, 1.0), method="alf", gradient=how,
+                       options={"eta": eta, "step_size": 0.01})  # fmt: skip
+        return float(torch.autograd.grad(ys[-1].square().sum(), w)[0])
+
+    exact = gradient("direct")
+    if (rate, eta) == (1.0, 1.0):
+        assert gradient("reversible") == pytest.approx(exact, rel=1e-9)
+        return
+    with pytest.warns(qj.QuadjointWarning, match="reconstructed end") as said:
+        found = gradient("reversible")
+    assert len(said) == 1
+    assert not abs(found - exact) < 1e-3 * abs(exact)

@@ -68,7 +68,9 @@ class QuadratureSum:
 
     def _nodes(self, start: float, end: float) -> list[tuple[float, float]]:
         """What the policy says about a piece; nodes that rounding put outside are brought back."""
-        span = Span(start, end, self.total, self.problem.stats.forward_evaluations, self.order)
+        # As many nodes for a repeated solve, which remembers its first step size, as for the first one.
+        evaluations = self.problem.stats.forward_evaluations + self.problem.saved_evaluations
+        span = Span(start, end, self.total, evaluations, self.order)
         low, high = min(start, end), max(start, end)
         return [(min(max(t, low), high), w) for t, w in self.policy.nodes(span)]
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quadjoint.errors import QuadjointWarning
 from quadjoint.gradient.base import Gradient, Gradients
 from quadjoint.gradient.parameters import Products
 from quadjoint.problem import Problem
+from quadjoint.state import rms_norm
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,11 @@ class Reversible(Gradient):
             last[:] = [step.y1, step.carry]
 
         ys = problem.run(y0, accepted=record)
-        return ys, (steps, last, restarts)
+        return ys, (steps, last, restarts, y0)
 
     def backward(self, problem: Problem, memory: Any, grad_ys: Tensor) -> Gradients:
-        steps, (y, v), restarts = memory
+        steps, (y, v), restarts, y0 = memory
+        end = y
         products, stepper = Products(problem), problem.solver.stepper
         if not steps:
             return Gradients(grad_ys.sum(0), products.sums)
@@ -81,4 +85,26 @@ class Reversible(Gradient):
                 out, point = products.record(t0, y, int(math.copysign(1.0, h)) if t0 in jumps else 0)
                 a = a + products.transpose(out, point, a_v)
                 v, a_v = restarts.get(index, v), torch.zeros_like(y)
+        _check_reconstruction(problem, y, y0, end)
         return Gradients(a + grad_ys[0], products.sums)
+
+
+def _check_reconstruction(problem: Problem, found: Tensor, y0: Tensor, end: Tensor) -> None:
+    """Warn if the inverse steps did not lead back to the initial state.
+
+    The inverse is exact but for rounding, which grows backwards in time as fast as the dynamics contract forwards, and
+    by 1 / |1 - 2 eta| a step. The gradient is then that of another trajectory.
+    """
+    settings = problem.solver.settings
+    rtol, atol = (float(x.max()) if isinstance(x, Tensor) else x for x in (settings.rtol, settings.atol))
+    size = max(float(rms_norm(y0)), float(rms_norm(end)))
+    allowed = max(rtol, 100 * torch.finfo(y0.dtype).eps) * size + atol
+    distance = float(rms_norm(found - y0))
+    if not distance <= allowed:
+        warnings.warn(
+            f"The states that gradient='reversible' reconstructed end {distance:.1e} away from y0, more than the "
+            f"tolerance of {allowed:.1e}: rounding grows backwards in time where the dynamics contract, and the "
+            "gradient is not to be trusted. Use gradient='discrete' or 'direct', a shorter interval, or float64.",
+            QuadjointWarning,
+            stacklevel=2,
+        )

@@ -7,6 +7,7 @@ either finished, with its line on the disk, or it goes on from its checkpoint ne
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -225,7 +226,7 @@ def on_ray(address: str, out: Path, data: Path | None = None) -> Backend:
         except ImportError as error:
             raise RuntimeError("--ray needs Ray: pip install 'quadjoint[ray]'") from error
         options = {"num_cpus": os.cpu_count()} if address == "local" else {"address": address}
-        ray.init(**options, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init(**options, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         try:
             task = ray.remote(num_cpus=1, max_retries=0)(_ray_task)
             waiting = jobs[::-1]

@@ -132,3 +132,111 @@ def test_methods_without_runge_kutta_steps_say_so() -> None:
     net = Net().double()
     with pytest.warns(qj.QuadjointWarning, match="compile=True has no effect with method 'implicit_adams'"):
         gradients(net, "direct", True, method="implicit_adams", options={"step_size": 0.1})
+
+
+class Switch(Net):
+    """Turns around at t = 1."""
+
+    def forward(self, t: Tensor, y: Tensor) -> Tensor:
+        return self.layers(y) * torch.where(t < 1.0, 1.0, -2.0)
+
+
+@pytest.mark.parametrize("gradient", ["direct", "discrete", "gq"])
+def test_discontinuities_are_met_from_the_right_side(quick_backend: None, gradient: str) -> None:
+    """Steps beside a discontinuity are not compiled, the others are; the backward pass takes the same ones again."""
+    net = Switch().double()
+    settings = {"method": "bosh3", "options": {"jump_t": torch.tensor([1.0])}}
+    for ours, eager in zip(
+        gradients(net, gradient, True, **settings), gradients(net, gradient, False, **settings), strict=True
+    ):
+        torch.testing.assert_close(ours, eager, rtol=1e-9, atol=1e-11)
+
+
+class Model(nn.Module):
+    def __init__(self, gradient: str, compile: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.f, self.gradient, self.compile_steps = Net().double(), gradient, compile
+
+    def forward(self, y0: Tensor) -> Tensor:
+        t = torch.linspace(0, 1, 4, dtype=torch.float64)
+        return qj.odeint(self.f, y0, t, method="bosh3", gradient=self.gradient, compile=self.compile_steps)
+
+
+@pytest.mark.parametrize("gradient", ["direct", "discrete", "gq"])
+def test_functional_call_differentiates_in_the_weights_it_was_given(quick_backend: None, gradient: str) -> None:
+    """When the backward pass runs, the module, and the graph compiled for it, have their own weights again."""
+    y0, scale = torch.ones(3, 2, dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    found = []
+    for compile in (True, False):
+        model = Model(gradient, compile)
+        model(y0)  # compiled with other weights
+        weights = {name: scale * p.detach() for name, p in model.named_parameters()}
+        ys = torch.func.functional_call(model, weights, (y0,))
+        found.append((ys.detach(), *torch.autograd.grad(ys.square().sum(), scale)))
+        assert all(p.grad is None for p in model.parameters())
+    for ours, eager in zip(*found, strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-10, atol=1e-12)
+
+
+def hessian_product(net: Net, ys: Tensor, y0: Tensor) -> list[Tensor]:
+    inputs = [y0, *net.parameters()]
+    first = torch.autograd.grad(ys.square().sum(), inputs, create_graph=True)
+    return list(torch.autograd.grad(sum(g.square().sum() for g in first), inputs, allow_unused=True))
+
+
+@pytest.mark.parametrize("gradient", ["direct", "discrete", "gq"])
+def test_second_derivatives(net: Net, monkeypatch: pytest.MonkeyPatch, gradient: str) -> None:
+    """Compiled backward graphs cannot be differentiated; the solve is then repeated without them."""
+    monkeypatch.setattr(compiled, "COMPILE", {"backend": "aot_eager", "dynamic": False})
+    weight = net.layers[0].weight
+    found = []
+    for compile in (True, False):
+        x = torch.ones(4, 2, dtype=torch.float64, requires_grad=True)
+        ys = qj.odeint(net, x * weight[0], torch.linspace(0, 1, 3, dtype=torch.float64), method="bosh3",
+                       gradient=gradient, compile=compile)  # fmt: skip
+        found.append(hessian_product(net, ys, x))
+    for ours, eager in zip(*found, strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-9, atol=1e-11)
+
+
+def test_second_derivatives_of_a_solution_are_refused_in_words(net: Net, quick_backend: None) -> None:
+    y0 = torch.ones(4, 2, dtype=torch.float64, requires_grad=True)
+    t = torch.linspace(0, 1, 3, dtype=torch.float64)
+    sol = qj.solve(net, y0, t, method="bosh3", gradient="direct", compile=True)
+    with pytest.raises(ValueError, match="cannot be differentiated twice"):
+        hessian_product(net, sol.ys, y0)
+    # A single derivative is as ever, and so is that of the continuous solution.
+    sol = qj.solve(net, y0, t, method="bosh3", gradient="direct", compile=True)
+    eager = qj.solve(net, y0, t, method="bosh3", gradient="direct")
+    for a, b in ((sol.ys, eager.ys), (sol(0.3), eager(0.3))):
+        (ours,), (theirs,) = (torch.autograd.grad(x.square().sum(), y0, retain_graph=True) for x in (a, b))
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_tensors_that_no_module_registers_are_differentiated_in(quick_backend: None) -> None:
+    hidden = [torch.tensor(0.7, dtype=torch.float64, requires_grad=True)]
+    net = Net().double()
+    net.register_forward_hook(lambda module, inputs, out: out * hidden[0])
+    y0, t = torch.ones(4, 2, dtype=torch.float64), torch.linspace(0, 1, 3, dtype=torch.float64)
+    ours, eager = (
+        torch.autograd.grad(
+            qj.odeint(net, y0, t, method="bosh3", gradient="direct", compile=compile).square().sum(), hidden[0]
+        )[0]
+        for compile in (True, False)
+    )
+    torch.testing.assert_close(ours, eager, rtol=1e-10, atol=1e-12)
+
+
+def test_machine_code_runs_backwards_twice_and_is_differentiated_twice(net: Net) -> None:
+    found = []
+    for compile in (True, False):
+        y0 = torch.ones(4, 2, dtype=torch.float64, requires_grad=True)
+        ys = qj.odeint(net, y0, torch.tensor([0.0, 0.5], dtype=torch.float64), method="bosh3", gradient="direct",
+                       compile=compile)  # fmt: skip
+        (first,) = torch.autograd.grad(ys.square().sum(), y0, retain_graph=True)
+        (again,) = torch.autograd.grad(ys.square().sum(), y0, retain_graph=True)
+        assert torch.equal(first, again)
+        found.append((first, *hessian_product(net, ys, y0)))
+    for ours, eager in zip(*found, strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-9, atol=1e-11)

@@ -10,6 +10,7 @@ import itertools
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -26,7 +27,28 @@ KEPT = 64  # graphs, of which the one used longest ago is dropped first
 _compiled: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 _numbers = itertools.count()
 # On small networks the Python wrapper of a graph costs more than its kernels, hence the C++ one.
-COMPILE: dict[str, Any] = {"backend": "inductor", "dynamic": False, "options": {"cpp_wrapper": True}}
+SETTINGS = {"cpp_wrapper": True}
+
+
+def reusable() -> AbstractContextManager[Any]:
+    """Compile, or run, backward passes that leave the memory of the forward pass as it is, so that they can run again.
+
+    torch looks at this setting at both times.
+    """
+    from torch._functorch import config
+
+    return config.patch(donated_buffer=False) if hasattr(config, "donated_buffer") else nullcontext()
+
+
+def inductor(graph: Any, inputs: Any) -> Any:
+    """torch's compiler, for steps whose backward pass can run twice."""
+    from torch._inductor.compile_fx import compile_fx
+
+    with reusable():
+        return compile_fx(graph, inputs, config_patches=SETTINGS)
+
+
+COMPILE: dict[str, Any] = {"backend": inductor, "dynamic": False}
 
 
 class CompiledStep(RungeKuttaStep):

@@ -69,21 +69,21 @@ class _Solve(torch.autograd.Function):
         (grad_ys,) = grads
         problem: Problem = ctx.problem
         if torch.is_grad_enabled():
-            return None, None, *_differentiable(problem, ctx.tensors, y0, points, observed, grad_ys)
+            return None, None, *differentiable(problem, ctx.tensors, y0, points, observed, grad_ys)
         with _captured(problem, ctx.tensors, lambda x: x.detach().requires_grad_(x.requires_grad)) as same:
             out = ctx.method.backward(same, ctx.memory, grad_ys)
-        if not _graph_is_kept():
+        if not graph_is_kept():
             ctx.memory = None  # as autograd frees what it saved, also while the result of the solve lives on
         return None, None, out.y0, out.points, out.observed, *out.params
 
 
-def _graph_is_kept() -> bool:
+def graph_is_kept() -> bool:
     """Whether the running backward pass was asked to retain its graph; taken for granted where torch does not say."""
     ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return True if ask is None else bool(ask())
 
 
-def _differentiable(problem: Problem, tensors: dict[str, Tensor] | None, y0: Tensor, points: Tensor | None,
+def differentiable(problem: Problem, tensors: dict[str, Tensor] | None, y0: Tensor, points: Tensor | None,
                     observed: Tensor | None, grad_ys: Tensor) -> list[Tensor | None]:  # fmt: skip
     """Gradients that can be differentiated again (``create_graph=True``): solve once more, recorded by autograd."""
     gates = Gates()

@@ -195,3 +195,21 @@ def test_nothing_is_recorded_without_grad() -> None:
     assert sol.ys.requires_grad
     with torch.no_grad():
         assert not qj.odeint(f, f.y0, TIMES, gradient="direct").requires_grad
+
+
+def test_dynamics_that_differentiate_are_not_recorded_for_nothing() -> None:
+    """With frozen parameters the result depends on nothing; with others it does, also where those come in late."""
+    f = Hamiltonian().requires_grad_(False)
+    assert not qj.odeint(f, f.y0, TIMES, gradient="direct").requires_grad
+    f.w.requires_grad_()
+    assert qj.odeint(f, f.y0, TIMES, gradient="direct").requires_grad
+    late = leaf(0.5)
+
+    def dynamics(t: Tensor, y: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad((y**2).sum(), y, create_graph=True)
+        return -slope * (late if t > 0.5 else 1.0)
+
+    ys = qj.odeint(dynamics, f.y0, TIMES, gradient="direct", options={"jump_t": TIMES.new_tensor([0.5])}, rtol=1e-8,
+                   atol=1e-8)  # fmt: skip
+    (found,) = torch.autograd.grad(ys[-1].sum(), late)
+    assert torch.allclose(found, -2 * 0.47 * ys[-1].detach().sum(), rtol=1e-6)

@@ -125,7 +125,7 @@ def file_section() -> Iterable[str]:
     right = sum(o.right for o in results.values())
     yield (
         f"{len(results)} faults of result files, disks, checkpoints, data and archives: {right} were met as they "
-        "should be, with a word and nothing lost. A full disk is a limit on the size of files, at which a write breaks off."
+        "should be, with a word and nothing lost. On a full disk (a limit on file sizes) a write breaks off."
     )
     yield ""
     yield "| fault | the words, or what happened | as expected |"
@@ -142,7 +142,7 @@ def bad_input() -> Iterable[str]:
         right = isinstance(error, expected) and re.search(f"(?s){pattern}", str(error)) is not None
         results[name] = (right, f"{type(error).__name__}: {error}")
     right = sum(found for found, _ in results.values())
-    yield f"{len(results)} wrong arguments: {right} were refused with the right exception and words that name the cause."
+    yield f"{len(results)} wrong arguments: {right} were refused with the right exception and words that name it."
     wrong = {name: words for name, (found, words) in results.items() if not found}
     yield from ("", *(f"- {name}: {cell(words)}" for name, words in wrong.items())) if wrong else ()
 

@@ -1,10 +1,7 @@
-"""Several processes, several threads, transforms of torch.func, copies of every public object."""
+"""Several processes, several threads, transforms of torch.func, devices."""
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -150,82 +147,6 @@ def test_functional_call_differentiates_in_the_given_parameters(gradient: str) -
     for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
     assert all(p.grad is None for p in model.parameters())
-
-
-OBJECTS = {
-    **{f"gradient {name}": how for name, how in qj.GRADIENTS.items()},
-    "Auto": qj.Auto(memory_limit=10**6),
-    "Adjoint": qj.Adjoint(rtol=1e-3),
-    "GaussLegendre": qj.GaussLegendre(nodes=qj.Heuristic(c=0.2), trajectory=qj.Backsolve()),
-    "DiscreteAdjoint": qj.DiscreteAdjoint(keep="states", max_states=3, mode="joint"),
-    "ErrorControlled": qj.ErrorControlled(1e-3),
-    "PerStep": qj.PerStep(2),
-    "Stored": qj.Stored(),
-    "InState": qj.InState(seminorm=True),
-    "Quadrature": qj.Quadrature(qj.PerStep(2)),
-    "Stats": qj.Stats(forward_evaluations=3, gradient_error=0.5),
-    "Span": qj.Span(0.0, 1.0, 1.0, 10, 5),
-}
-
-
-def _copies(x: Any) -> list[Any]:
-    file = io.BytesIO()
-    torch.save(x, file)
-    file.seek(0)
-    return [copy.copy(x), copy.deepcopy(x), pickle.loads(pickle.dumps(x)), torch.load(file, weights_only=False)]
-
-
-@pytest.mark.parametrize("name", OBJECTS)
-def test_settings_survive_copying(name: str) -> None:
-    for twin in _copies(OBJECTS[name]):
-        assert twin == OBJECTS[name]
-
-
-MODULES = {
-    "MLP": (lambda: qj.nn.MLP(3, 5, 3), initial),
-    "NeuralODE": (lambda: qj.nn.NeuralODE(qj.nn.TimeMLP(3, width=4), gradient="gq"), initial),
-    "Augment": (lambda: qj.nn.Augment(2), initial),
-    "Downsampling": (lambda: qj.nn.Downsampling(1, 2), lambda: torch.linspace(0, 1, 200).reshape(2, 1, 10, 10)),
-    "TimeMLP": (lambda: qj.nn.TimeMLP(3, width=4), None),
-    "SecondOrder": (lambda: qj.nn.SecondOrder(qj.nn.TimeMLP(2, width=4, out=1)), None),
-    "ConvDynamics": (lambda: qj.nn.ConvDynamics(2, hidden=3), None),
-}
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_modules_survive_copying_and_their_weights_load_safely(name: str) -> None:
-    make, inputs = MODULES[name]
-    torch.manual_seed(0)
-    module, fresh = make().double(), make().double()
-    if inputs is None:
-        shape = (4, 2, 5, 5) if name == "ConvDynamics" else (4, 2) if name == "SecondOrder" else (4, 3)
-        args: tuple[Tensor, ...] = (torch.tensor(0.3, dtype=torch.float64), torch.ones(shape, dtype=torch.float64))
-    else:
-        args = (inputs().double(),)
-    module.eval(), fresh.eval()
-    file = io.BytesIO()
-    torch.save(module.state_dict(), file)
-    file.seek(0)
-    fresh.load_state_dict(torch.load(file, weights_only=True))
-    expected = module(*args)
-    for twin in [*_copies(module), fresh]:
-        assert torch.equal(twin(*args), expected)
-
-
-def test_an_sde_survives_copying() -> None:
-    class Linear(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Parameter(torch.tensor(0.3))
-
-        def forward(self, t: Tensor, y: Tensor) -> Tensor:
-            return self.a * y
-
-    sde = qj.NeuralSDE(Linear(), Linear(), noise_type="diagonal", sde_type="stratonovich")
-    twin = copy.deepcopy(sde)
-    with torch.no_grad():
-        next(iter(twin.parameters())).add_(1.0)
-    assert not torch.equal(next(iter(twin.parameters())), next(iter(sde.parameters())))
 
 
 DEVICES = {

@@ -72,7 +72,7 @@ def spheres_data(records: Records) -> Figure | None:
         chosen = [x for x, y in zip(example["x"], example["y"], strict=True) if y == k]
         ax.scatter([x[0] for x in chosen], [x[1] for x in chosen], s=10, color=color, label=f"class {k}")
     ax.set_aspect("equal")
-    ax.legend(loc="upper right", framealpha=0.9)
+    legend(figure, [ax])
     return figure
 
 

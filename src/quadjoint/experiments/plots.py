@@ -16,7 +16,9 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from quadjoint.experiments import store
 from quadjoint.experiments.errors import Refusal
@@ -96,8 +98,18 @@ def label(ax: Axes, x: str, y: str, *, title: str = "", log: str = "") -> None:
     ax.set(xlabel=x, ylabel=y, title=title)
     if "x" in log and math.isfinite(ax.dataLim.minposx):
         ax.set_xscale("log")
+        _few_numbers(ax.xaxis, ax.dataLim.minposx, ax.dataLim.x1)
     if "y" in log and math.isfinite(ax.dataLim.minposy):
         ax.set_yscale("log")
+        _few_numbers(ax.yaxis, ax.dataLim.minposy, ax.dataLim.y1)
+
+
+def _few_numbers(axis: Axis, low: float, high: float) -> None:
+    """Plain numbers on a logarithmic axis of less than two decades, where powers of ten are too few."""
+    if high < 100 * low:
+        axis.set_major_locator(MaxNLocator(5) if high < 2 * low else LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
+        axis.set_minor_formatter(NullFormatter())
 
 
 def legend(figure: Figure, axes: list[Axes]) -> None:
@@ -174,6 +186,7 @@ def training_figure(records: Records, metric: str, metric_name: str, loss: str, 
         curves(axes[2], largest, loss, clock=False)
         curves(axes[3], largest, loss, clock=True)
         label(axes[2], "epoch", "test loss", title=f"Width {width}", log="y")
+        axes[2].xaxis.set_major_locator(MaxNLocator(integer=True))
         label(axes[3], "seconds of training", "test loss", title=f"Width {width}", log="xy")
     legend(figure, axes)
     return figure

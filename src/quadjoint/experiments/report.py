@@ -36,6 +36,7 @@ th, td { border: 1px solid var(--line); padding: .25rem .5rem; text-align: right
 th { background: var(--soft); } th:first-child, td:first-child, td.words { text-align: left; }
 caption { text-align: left; font-weight: 600; padding: .25rem 0; }
 figure { margin: 1rem 0; } figure img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
+.claims th { text-align: left; } li { overflow-wrap: anywhere; }
 figcaption { font-size: .9rem; } .yes { color: var(--yes); } .no { color: var(--no); }
 pre { background: var(--soft); padding: .75rem; overflow-x: auto; font-size: .8rem; }
 @media (max-width: 40rem) { body { font-size: 15px; padding: .6rem; } table { font-size: .8rem; } }
@@ -128,8 +129,13 @@ def _machine(record: dict[str, Any]) -> dict[str, str]:
         "threads per run": str(found.get("threads")),
         "Python": str(found.get("python")),
         "torch": str((versions or {}).get("torch")),
-        "commit": str(found.get("commit")),
+        "commit": _short(str(found.get("commit"))),
     }
+
+
+def _short(commit: str) -> str:
+    """The first twelve digits; a ``+`` says that files differed from the commit."""
+    return commit[:12] + ("+" if commit.endswith("+") and len(commit) > 12 else "")
 
 
 def findings(name: str, records: Records) -> list[tuple[Claim, Finding]]:
@@ -145,6 +151,10 @@ def findings(name: str, records: Records) -> list[tuple[Claim, Finding]]:
 
 VERDICTS = {True: "agrees", False: "disagrees", None: "not covered"}
 OWN_VERDICTS = {True: "holds", False: "does not hold", None: "not covered"}
+PLURALS = {
+    **{"agrees": "agree", "disagrees": "disagree", "not covered": "are not covered"},
+    **{"holds": "hold", "does not hold": "do not hold"},
+}
 
 
 def _agreement(results: store.Results) -> str:
@@ -157,7 +167,8 @@ def _agreement(results: store.Results) -> str:
     for ours, sentence, verdicts in kinds:
         group = [(name, claim, finding) for name, claim, finding in every if claim.ours == ours]
         counts = Counter(verdicts[finding.agrees] for _, _, finding in group)
-        words = ", ".join(f"{counts[verdict]}: {verdict}" for verdict in verdicts.values())
+        numbers = [f"{counts[verdict]} {PLURALS[verdict]}" for verdict in verdicts.values()]
+        words = ", ".join(numbers)
         parts.append(f"<p>{escape(sentence.format(len(group), words))}</p>")
         for agrees in (False, None):
             listed = [

@@ -70,7 +70,13 @@ def by(records: Records, *fields: str) -> dict[tuple[Any, ...], Records]:
     groups: dict[tuple[Any, ...], Records] = defaultdict(list)
     for record in records:
         groups[tuple(record["config"].get(name) for name in fields)].append(record)
-    return dict(sorted(groups.items(), key=lambda item: tuple(map(str, item[0]))))
+    return dict(sorted(groups.items(), key=lambda item: tuple(map(_rank, item[0]))))
+
+
+def _rank(setting: Any) -> tuple[bool, float, str]:
+    """Numbers by size, then words by the alphabet."""
+    number = isinstance(setting, int | float)
+    return not number, setting if number else 0.0, str(setting)
 
 
 def of_study(records: Records, *studies: str) -> Records:

@@ -69,7 +69,7 @@ def bad(gradient: str) -> Callable[[], None]:
     """A solve that fails on its way forwards, and one that fails on its way back."""
     forwards, backwards = Nan(), RaisesBackward()
     method = "alf" if gradient == "reversible" else "rk4"
-    few = Fault("none", Benign, settings={"method": method, "options": {"step_size": 0.25}})
+    few = Fault("none", Benign, settings={"method": method, "options": {"step_size": 0.2}})
 
     def run() -> None:
         for f in (forwards, backwards):

@@ -109,7 +109,7 @@ def test_slow_code_on_the_page_runs(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_block_says_what_it_is(page: Path) -> None:
     """A block without a language, or with a misspelt one, would not be run."""
-    assert {block.language for block in blocks(page)} <= {"python", "text", "console", "math"}
+    assert {block.language for block in blocks(page)} <= {"python", "text", "sh", "math"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -117,7 +117,7 @@ def test_files_and_commands_that_are_named_exist(page: Path) -> None:
     source = page.read_text(encoding="utf-8")
     for path in re.findall(r"(?<![\w/])(?:examples|docs|benchmarks|tests)/[\w/]+\.\w+", source):
         assert (ROOT / path).is_file(), path
-    commands = "\n".join(block.text for block in blocks(page) if block.language == "console")
+    commands = "\n".join(block.text for block in blocks(page) if block.language == "sh")
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for target in re.findall(r"^make (\w+)", commands, re.MULTILINE):
         assert target in targets, target
@@ -138,7 +138,7 @@ def test_commands_of_quadjoint_are_as_the_pages_say() -> None:
     from quadjoint import cli
 
     group = typer.main.get_command(cli.app)
-    text = "\n".join(block.text for page in PAGES for block in blocks(page) if block.language == "console")
+    text = "\n".join(block.text for page in PAGES for block in blocks(page) if block.language == "sh")
     commands = re.findall(r"^(?:torchrun .*-m )?quadjoint(?:\.cli)? (.+)$", text, re.MULTILINE)
     assert len(commands) > 5
     for command in commands:

@@ -187,22 +187,18 @@ def many(count: int) -> str:
     )
 
 
-def load() -> Iterable[str]:
-    """Large solves, each in a process of its own."""
-    yield (
-        "Every solve with its gradient runs in a process of its own; memory is what its resident set grew by, between "
-        "the passes and at its peak. The error is that of the gradient against the closed form."
-    )
-    kinds = {
-        "Ten thousand steps (midpoint or leapfrog), a state of 500 doubles (3.9 KiB)": many_steps_of_a_larger_state,
-        "A state of ten million float32 numbers (38 MiB), four steps (rk4 or leapfrog)": large_state,
-        "Observations, a state of two doubles": many_observations,
-    }
-    for title, solve in kinds.items():
-        yield from ("", f"### {title}", "", "| gradient | count | error | between the passes | peak |")
-        yield "| --- | --- | --- | --- | --- |"
-        for gradient in GRADIENTS:
-            yield load_row(gradient, in_a_child(solve, gradient))
+ALONE = (
+    "Every solve with its gradient runs in a process of its own; memory is what its resident set grew by, between the "
+    "passes and at its peak. The error is that of the gradient against the closed form."
+)
+
+
+def load(solve: Callable[..., tuple[int, float]], what: str) -> Iterable[str]:
+    """A large solve by every method, each in a process of its own."""
+    yield from (f"{what} {ALONE}", "", "| gradient | count | error | between the passes | peak |")
+    yield "| --- | --- | --- | --- | --- |"
+    for gradient in GRADIENTS:
+        yield load_row(gradient, in_a_child(solve, gradient))
 
 
 def load_row(gradient: str, found: Figures) -> str:
@@ -250,7 +246,9 @@ def main() -> None:
         "Files": file_section,
         "Input": bad_input,
         "Memory": lambda: memory(args.solves, args.many),
-        "Load": load,
+        "Steps": lambda: load(many_steps_of_a_larger_state, "Ten thousand steps (midpoint or leapfrog), 500 doubles."),
+        "Observations": lambda: load(many_observations, "Many times at which a state of two doubles is observed."),
+        "States": lambda: load(large_state, "Ten million float32 numbers (38 MiB), four steps (rk4 or leapfrog)."),
         "Import": importing,
     }
     if unknown := set(args.only or ()) - makers.keys():
@@ -260,10 +258,9 @@ def main() -> None:
     for title, make in makers.items():
         if args.only is None or title in args.only:
             kept[title] = "\n".join([*make(), "", f"Measured on top of commit {commit()}."])
-    page = "\n".join([head(), *(f"## {title}\n\n{kept[title]}\n" for title in makers if title in kept)])
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(page)
-    print(f"wrote {args.out}")
+            page = "\n".join([head(), *(f"## {t}\n\n{kept[t]}\n" for t in makers if t in kept)])
+            args.out.write_text(page)
+            print(f"{title}: written to {args.out}", flush=True)
 
 
 if __name__ == "__main__":

@@ -240,3 +240,35 @@ def test_machine_code_runs_backwards_twice_and_is_differentiated_twice(net: Net)
         found.append((first, *hessian_product(net, ys, y0)))
     for ours, eager in zip(*found, strict=True):
         torch.testing.assert_close(ours, eager, rtol=1e-9, atol=1e-11)
+
+
+class CompiledByTheUser(nn.Module):
+    """A field that its user has compiled; its backward pass may reuse the memory of the forward pass."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.fast = torch.compile(net)
+
+    def forward(self, t: Tensor, y: Tensor) -> Tensor:
+        return self.fast(y) * torch.cos(t)
+
+
+def test_a_function_that_was_compiled_before_has_every_gradient() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 300), nn.Tanh(), nn.Linear(300, 2)).double()
+    f, y0 = CompiledByTheUser(net), torch.linspace(-1, 1, 8, dtype=torch.float64).reshape(4, 2)
+    t = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
+
+    def gradient(how: str | qj.Gradient) -> Tensor:
+        ys = qj.odeint(f, y0, t, gradient=how, rtol=1e-7, atol=1e-9)
+        assert isinstance(ys, Tensor)
+        return torch.cat([g.reshape(-1) for g in torch.autograd.grad(ys.square().sum(), list(net.parameters()))])
+
+    wanted = gradient("direct")
+    for mode in ("joint", "stacked", "parallel"):
+        for activations in (0, 2**30):
+            found = gradient(qj.DiscreteAdjoint(mode=mode, activations=activations))
+            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
+    for name in ("auto", "gq", "adjoint"):
+        torch.testing.assert_close(gradient(name), wanted, rtol=1e-5, atol=1e-6)

@@ -7,6 +7,7 @@ function and method; shapes and dtypes are guarded by torch.compile itself.
 from __future__ import annotations
 
 import itertools
+import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quadjoint.depends import upstream
 from quadjoint.dynamics import Dynamics
 from quadjoint.errors import SolveError, warn_once
 from quadjoint.problem import Problem
@@ -33,11 +35,19 @@ SETTINGS = {"cpp_wrapper": True}
 def reusable() -> AbstractContextManager[Any]:
     """Compile, or run, backward passes that leave the memory of the forward pass as it is, so that they can run again.
 
-    torch looks at this setting at both times.
+    torch looks at this setting at both times. A graph compiled without it, by the user, may then be run once even
+    where autograd is told to retain the graphs around it, but not twice: see ``once_only``.
     """
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()  # nothing was compiled
     from torch._functorch import config
 
     return config.patch(donated_buffer=False) if hasattr(config, "donated_buffer") else nullcontext()
+
+
+def once_only(out: Tensor) -> bool:
+    """Whether graphs of ``torch.compile`` are among those behind ``out``: their backward pass may reuse buffers."""
+    return "torch._dynamo" in sys.modules and any("CompiledFunction" in node.name() for node in upstream(out))
 
 
 def inductor(graph: Any, inputs: Any) -> Any:

@@ -26,7 +26,7 @@ _LIMIT = 10_000  # things looked at; what is larger than this is data
 Chain = tuple[bool, str, tuple[str, ...]]
 
 
-def _upstream(*outs: Tensor) -> Iterator[Any]:
+def upstream(*outs: Tensor) -> Iterator[Any]:
     """The nodes of the graphs of ``outs``, each once, their own first."""
     seen: set[Any] = set()
     stack = [out.grad_fn for out in outs]
@@ -41,7 +41,7 @@ def _upstream(*outs: Tensor) -> Iterator[Any]:
 def leaves(*outs: Tensor) -> list[Tensor]:
     """Leaf tensors that require grad in the graphs of ``outs`` (or are one of them), in a fixed order."""
     found = {id(x): x for x in outs if x.is_leaf and x.requires_grad}
-    for node in _upstream(*outs):
+    for node in upstream(*outs):
         variable = getattr(node, "variable", None)
         if variable is not None:
             found.setdefault(id(variable), variable)
@@ -56,7 +56,7 @@ def separate(tensors: Sequence[Tensor], others: Iterable[Tensor] = ()) -> list[T
     everything = {id(x): x for x in (*others, *tensors)}
     made = {x.grad_fn for x in everything.values() if x.grad_fn is not None}
     for x in tensors:
-        for node in _upstream(x):
+        for node in upstream(x):
             if node is not x.grad_fn and (node in made or id(getattr(node, "variable", None)) in everything):
                 return leaves(*tensors)
     return list(tensors)

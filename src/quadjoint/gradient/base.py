@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from quadjoint.compiled import reusable
 from quadjoint.control import GridControl
 from quadjoint.graph import Gates, as_captured, capture
 from quadjoint.problem import Problem
@@ -70,7 +71,8 @@ class _Solve(torch.autograd.Function):
         problem: Problem = ctx.problem
         if torch.is_grad_enabled():
             return None, None, *differentiable(problem, ctx.tensors, y0, points, observed, grad_ys)
-        with _captured(problem, ctx.tensors, lambda x: x.detach().requires_grad_(x.requires_grad)) as same:
+        detached = _captured(problem, ctx.tensors, lambda x: x.detach().requires_grad_(x.requires_grad))
+        with detached as same, reusable():
             out = ctx.method.backward(same, ctx.memory, grad_ys)
         if not graph_is_kept():
             ctx.memory = None  # as autograd frees what it saved, also while the result of the solve lives on

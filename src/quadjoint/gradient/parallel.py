@@ -8,12 +8,13 @@ matrices, and one more product on the same graph gives the parameter gradient.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quadjoint.compiled import once_only
 from quadjoint.dynamics import owner
 from quadjoint.errors import warn_once
 from quadjoint.gradient.checkpoints import Recorder, StepRecord
@@ -79,12 +80,11 @@ def _probe(problem: Problem, memory: Recorder, samples: int) -> bool:
     y = memory.states[0] if record.inputs is None else record.inputs[0]
     products = Products(problem)
     generator = torch.Generator().manual_seed(0)
-    out, y = products.record(
-        record.t0, y + 1e-3 * torch.randn(y.shape, generator=generator, dtype=y.dtype.to_real()).to(y)
-    )
-    if not out.requires_grad:
-        return True
+    point = y + 1e-3 * torch.randn(y.shape, generator=generator, dtype=y.dtype.to_real()).to(y)
     for _ in range(2):
+        out, y = products.record(record.t0, point)
+        if not out.requires_grad:
+            return True
         chosen = torch.randperm(samples, generator=generator) < (samples + 1) // 2
         mask = chosen.to(y.device).reshape(*y.shape[:-1], 1)
         v = torch.randn(y.shape, generator=generator, dtype=y.dtype.to_real()).to(y) * mask
@@ -123,9 +123,9 @@ def _chunk(transposer: StepTransposer, products: Products, chunk: list[StepRecor
         times += [transposer.stage_time(record, i) for i in own]
         points += record.filled()[own.start :]
     ys = torch.stack(points).requires_grad_()
-    out = products.record_stack(times, ys)
+    evaluate = _reusable(products.record_stack(times, ys), lambda: products.record_stack(times, ys))
     d = ys.shape[-1]
-    jacobians = _jacobians(products, out, ys).reshape(len(ys), -1, d, d).unbind(0)
+    jacobians = _jacobians(products, evaluate, ys).reshape(len(ys), -1, d, d).unbind(0)
     lambdas = torch.empty(len(ys), ys[0].numel(), dtype=ys.dtype, device=ys.device)
     start = 0
     for record in chunk:
@@ -140,20 +140,26 @@ def _chunk(transposer: StepTransposer, products: Products, chunk: list[StepRecor
         start += count
         carried = adjoints[1] if record.shared else None
         a = adjoints[0]
-    params = transposer.problem.params
+    params, out = transposer.problem.params, evaluate()
     if params and out.requires_grad:
         products.stats.vjp_params += 1
         products.add(torch.autograd.grad(out, params, lambdas.view(out.shape), retain_graph=True, allow_unused=True))
     return a, carried
 
 
-def _jacobians(products: Products, out: Tensor, ys: Tensor) -> Tensor:
+def _reusable(out: Tensor, again: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """A graph for every product: the same, unless parts of it were compiled such that they run backwards only once."""
+    return again if once_only(out) else lambda: out
+
+
+def _jacobians(products: Products, evaluate: Callable[[], Tensor], ys: Tensor) -> Tensor:
     """d out[..., j] / d y[..., i] of every point and sample, shape (n, ..., d, d)."""
     d = ys.shape[-1]
     jacobian = torch.zeros(*ys.shape, d, dtype=ys.dtype, device=ys.device)
-    if not out.requires_grad:
-        return jacobian
     for j in range(d):
+        out = evaluate()
+        if not out.requires_grad:
+            break
         unit = torch.zeros_like(out)
         unit[..., j] = 1.0
         products.stats.vjp_state += len(ys)

@@ -16,7 +16,7 @@ from quadjoint.gradient.auto import free_bytes
 from quadjoint.gradient.cost import Estimate, Sizes, cheapest, predict, spare
 from quadjoint.gradient.sizes import measure as measure_sizes
 from quadjoint.ode import odeint, solve
-from quadjoint.problem import Problem, Stats, find_parameters
+from quadjoint.problem import Problem, Stats
 from quadjoint.state import State
 
 
@@ -79,9 +79,7 @@ class _Probe(Auto):
 
     def choose(self, problem: Problem, f: Callable[..., Any], y0: Tensor, params: Any) -> Gradient:
         sizes = measure_sizes(problem, f, y0, params)
-        start = problem.make_observer().interval[0]
-        tensors = tuple(params) if params is not None else find_parameters(f, problem.f, start, y0)
-        self.found.append((sizes, tuple(p for p in tensors if p.requires_grad)))
+        self.found.append((sizes, problem.params))
         return _Unrecorded()
 
 

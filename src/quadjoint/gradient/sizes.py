@@ -84,14 +84,12 @@ def sizes_of(problem: Problem, evaluations: int | None = None) -> Sizes:
 
 def measure(problem: Problem, f: Callable[..., Any], y0: Tensor, params: Any) -> Sizes:
     """Sizes of a solve, its parameters found; the activations of one evaluation are measured if they are not known."""
-    if params is not None:
-        problem.params = tuple(p for p in params if p.requires_grad)
-    else:
-        problem.params = find_parameters(f, problem.f, problem.make_observer().interval[0], y0)
+    start = problem.make_observer().interval[0]
+    problem.params = find_parameters(f, problem.f, start, y0, params)
     if known(problem).activation_bytes is None:
-        f, deferred = problem.f, DeferredLinear(problem.params)
+        dynamics, deferred = problem.f, DeferredLinear(problem.params)
         with saved_bytes(problem.params) as total:
-            record(f.checked, f.time(problem.make_observer().interval[0]), y0, deferred)
+            record(dynamics.checked, dynamics.time(start), y0, deferred)
         note_evaluation(problem, total[0], deferred)
     problem.on_done = partial(remember, problem)
     return sizes_of(problem)

@@ -205,9 +205,15 @@ def train(task: Task, context: Context) -> dict[str, Any]:
 
 
 def _warm_up(task: Task, model: nn.Module) -> None:
-    """One gradient of a copy, so that what is done once in a process does not count as training time."""
+    """One gradient that is thrown away, so that what is done once in a process does not count as training time.
+
+    Of the model itself: solves go by what is remembered of its function, in a resumed run as in any other.
+    """
+    before = copy.deepcopy(model.state_dict())
     generator = torch.Generator().manual_seed(task.seed)
-    gradient(copy.deepcopy(model).train(), task.loss, next(iter(task.batches(generator))))
+    gradient(model.train(), task.loss, next(iter(task.batches(generator))))
+    model.load_state_dict(before)  # normalisation layers have counted the batch
+    model.zero_grad(set_to_none=True)
 
 
 def _epoch(task: Task, state: _State, step: Any, team: Team) -> tuple[float, float]:

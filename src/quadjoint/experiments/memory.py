@@ -66,7 +66,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
 
 
 def _gradient(config: Config, tolerance: float) -> None:
-    """One solve and gradient; the discrete adjoint without activations, of which it would keep all in so small a solve."""
+    """One solve and gradient; of so small a solve the discrete adjoint would keep all activations, so none are allowed."""
     how = scheme(config.method)
     gradient = qj.DiscreteAdjoint(activations=0) if config.method == "discrete" else how.gradient
     f = Growth(config.a).to(config.device)

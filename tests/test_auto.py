@@ -122,3 +122,33 @@ def test_scipy_gets_the_quadrature_adjoint() -> None:
     assert sol.stats.method == "gq"
     sol.ys.sum().backward()
     assert all(p.grad is not None for p in net.parameters())
+
+
+def test_dynamics_that_cannot_be_stacked_are_found_out_without_a_warning() -> None:
+    """Small samples suggest the parallel mode, but a function that calls autograd itself cannot run under vmap."""
+
+    class Hamiltonian(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.energy = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+
+        def forward(self, t: Tensor, y: Tensor) -> Tensor:
+            with torch.enable_grad():
+                y = y if y.requires_grad else y.detach().requires_grad_()
+                (g,) = torch.autograd.grad(self.energy(y).sum(), y, create_graph=True)
+            return torch.stack([g[..., 1], -g[..., 0]], -1)
+
+    torch.manual_seed(0)
+    f, y, t = Hamiltonian(), torch.randn(4, 2), torch.linspace(0, 3, 16)
+    first = qj.solve(f, y, t)
+    assert "auto chose parallel" in first.stats.reason
+    found = torch.autograd.grad(first.ys.square().sum(), f.energy[0].weight)[0]
+    again = qj.solve(f, y, t)
+    assert "parallel" not in again.stats.reason
+    wanted = torch.autograd.grad(again.ys.square().sum(), f.energy[0].weight)[0]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_trying_for_one_solve_whether_samples_are_independent_has_its_price() -> None:
+    cost = {probed: predict(sizes(rows=2, probed=probed))["parallel"].seconds for probed in (True, False)}
+    assert cost[False] > cost[True] + 1e-3

@@ -192,6 +192,17 @@ class RandomnessCheck:
         return not torch.equal(first, second)
 
 
+def can_stack(f: Dynamics, t: float, y: Tensor) -> bool:
+    """Whether f can be evaluated as a stack; tried on two copies of a point, where it is not known."""
+    if f.stackable is None:
+        try:
+            with torch.no_grad():
+                torch.func.vmap(f.raw)(f.time(t).expand(2), y.detach().expand(2, *y.shape))
+        except (RuntimeError, NotImplementedError, ValueError, TypeError):
+            f.stackable = False
+    return f.stackable is not False
+
+
 def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
     """f at a stack of (t, y) as one evaluation, or as a loop where f cannot be vectorised (said once)."""
     ts = torch.as_tensor(times, dtype=f.time_dtype, device=ys.device)

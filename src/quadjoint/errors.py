@@ -10,7 +10,15 @@ _said: set[str] = set()
 
 
 class SolveError(RuntimeError):
-    """A solve could not be finished."""
+    """A solve could not be finished.
+
+    >>> import torch, quadjoint as qj
+    >>> try:
+    ...     ys = qj.odeint(lambda t, y: y * y, torch.ones(1), torch.tensor([0.0, 2.0]))  # 1 / (1 - t)
+    ... except qj.SolveError as error:
+    ...     print(type(error).__name__)
+    StepSizeUnderflowError
+    """
 
 
 class StepSizeUnderflowError(SolveError):

@@ -18,7 +18,13 @@ from quadjoint.integrate import EventFunction, Hooks, Integration, Observer, Sam
 
 @dataclass
 class Stats:
-    """Figures of a solve: the forward ones at once, the backward ones once ``backward()`` has run."""
+    """Figures of a solve: the forward ones at once, the backward ones once ``backward()`` has run.
+
+    >>> import torch, quadjoint as qj
+    >>> sol = qj.solve(lambda t, y: -y, torch.ones(1), torch.tensor([0.0, 1.0]))
+    >>> sol.stats.forward_evaluations > 0, sol.stats.backward_evaluations
+    (True, 0)
+    """
 
     forward_evaluations: int = 0
     accepted_steps: int = 0

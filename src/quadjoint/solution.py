@@ -17,6 +17,11 @@ class Solution:
 
     The continuous solution is differentiable in the time; in the rest where the solve was recorded by autograd
     (``gradient="direct"``).
+
+    >>> import torch, quadjoint as qj
+    >>> sol = qj.solve(lambda t, y: -y, torch.ones(1), torch.tensor([0.0, 1.0]), rtol=1e-6)
+    >>> sol.ys.shape, round(float(sol(0.5)), 4)
+    (torch.Size([2, 1]), 0.6065)
     """
 
     def __init__(self, ts: Tensor, ys: Any, stats: Stats, event_time: Tensor | None, problem: Problem) -> None:

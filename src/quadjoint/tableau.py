@@ -28,6 +28,11 @@ class ButcherTableau:
     y1 - yhat1 = h sum_i b_error_i k_i,  y(t0 + theta h) = y0 + h sum_i b_i(theta) k_i.
 
     The extra stages enter b_i(theta) only; they are evaluated when a point inside the step is wanted.
+
+    >>> import torch, quadjoint as qj
+    >>> tableau = qj.TABLEAUS["dopri5"]
+    >>> tableau.order, tableau.stages, tableau.fsal
+    (5, 7, True)
     """
 
     name: str

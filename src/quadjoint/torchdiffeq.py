@@ -4,7 +4,7 @@ A program written for torchdiffeq 0.2 runs with one line changed::
 
     from quadjoint.torchdiffeq import odeint, odeint_adjoint, odeint_event, odeint_dense
 
-Signatures, option names, defaults and shapes are torchdiffeq's. What differs is better: bad input is refused in words,
+Signatures, option names, defaults and shapes are torchdiffeq's. What differs: bad input is refused in words,
 gradients flow through event times by themselves, parameters of plain callables are found, and ``odeint_adjoint``
 differentiates Runge-Kutta solves exactly instead of solving a second ODE.
 """
@@ -25,6 +25,8 @@ from quadjoint.gradient.integrals import InState
 from quadjoint.methods import RUNGE_KUTTA, known_options
 from quadjoint.problem import Only
 from quadjoint.state import Layout, State
+
+__all__ = ["odeint", "odeint_adjoint", "odeint_dense", "odeint_event"]
 
 _NO_LIMIT = 2**31 - 1
 _ADJOINT_CALLBACKS = ("callback_step_adjoint", "callback_accept_step_adjoint", "callback_reject_step_adjoint")
@@ -62,6 +64,13 @@ def odeint_adjoint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any 
     Gradients are computed in ``adjoint_params`` alone where they are given, as in torchdiffeq.
     ``gradient`` selects any method of quadjoint; ``adjoint_rtol``, ``adjoint_atol``, ``adjoint_method`` and
     ``adjoint_options`` apply to those that solve backwards in time ("adjoint", "seminorm", "gq", "gq-paper").
+
+    >>> import torch
+    >>> from quadjoint.torchdiffeq import odeint_adjoint
+    >>> w = torch.tensor(0.5, requires_grad=True)
+    >>> odeint_adjoint(lambda t, y: -w * y, torch.ones(1), torch.tensor([0.0, 1.0]))[-1].sum().backward()
+    >>> round(w.grad.item(), 5)
+    -0.60653
     """
     method = method or "dopri5"
     if adjoint_method not in (None, method) and options is not None and adjoint_options is None:
@@ -96,6 +105,12 @@ def odeint_event(func: Callable[..., Any], y0: State, t0: Tensor, *, event_fn: C
     """Solve until ``event_fn(t, y)`` changes sign; returns its time and the states at the start and there.
 
     The time is differentiable in whatever it depends on (implicit function theorem), and so is the state.
+
+    >>> import torch
+    >>> from quadjoint.torchdiffeq import odeint_event
+    >>> t, ys = odeint_event(lambda t, y: -y, torch.ones(1), torch.tensor(0.0), event_fn=lambda t, y: y - 0.5)
+    >>> round(float(t), 4)  # log 2
+    0.6931
     """
     start = torch.as_tensor(t0, dtype=_real(y0) if not isinstance(t0, Tensor) else None).reshape(())
     towards = start.detach() + (-1.0 if reverse_time else 1.0)

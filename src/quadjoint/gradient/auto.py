@@ -53,7 +53,9 @@ class Auto(Gradient):
         best = cheapest(costs, limit)
         shown = ", ".join(f"{n} {c.seconds * 1e3:.3g} ms {c.bytes / 2**20:.3g} MiB" for n, c in costs.items())
         why = f"{best}: of {shown}, the fastest within {limit / 2**20:.4g} MiB ({sizes.evaluations} evaluations)"
-        chosen = Direct() if best == "direct" else DiscreteAdjoint(mode=best, activations=activations)
+        # Parallel, if it turns out to be possible, and without a warning if not.
+        mode = "auto" if best == "parallel" else best
+        chosen = Direct() if best == "direct" else DiscreteAdjoint(mode=mode, activations=activations)
         return self._say(problem, chosen, why)
 
     def _limit(self, fastest: Estimate, device: torch.device) -> float:

@@ -39,6 +39,14 @@ class ContinuousAdjoint(Gradient):
         integral: ``Quadrature(nodes)`` or ``InState(seminorm)``.
         normalise: scale the adjoint to unit size, so that the relative error does not depend on the loss's scale.
         rtol, atol, method, options: of the backward solve; those of the forward solve where None.
+
+    >>> import torch, quadjoint as qj
+    >>> w = torch.tensor(0.5, requires_grad=True)
+    >>> t = torch.tensor([0.0, 1.0])
+    >>> ys = qj.odeint(lambda t, y: -w * y, torch.ones(1), t, gradient=qj.ContinuousAdjoint(qj.Stored(), qj.InState()))
+    >>> ys[-1].sum().backward()
+    >>> round(w.grad.item(), 2)  # -exp(-w)
+    -0.61
     """
 
     trajectory: Stored | Backsolve = Stored()  # noqa: RUF009 (frozen)
@@ -74,13 +82,31 @@ class ContinuousAdjoint(Gradient):
 
 def Adjoint(rtol: float | None = None, atol: float | None = None, method: str | None = None,
             options: dict[str, Any] | None = None) -> ContinuousAdjoint:  # fmt: skip
-    """The adjoint method of Chen et al. (2018): [z, a, a_theta] solved backwards as one ODE."""
+    """The adjoint method of Chen et al. (2018): [z, a, a_theta] solved backwards as one ODE.
+
+    >>> import torch, quadjoint as qj
+    >>> w = torch.tensor(0.5, requires_grad=True)
+    >>> t = torch.tensor([0.0, 1.0])
+    >>> ys = qj.odeint(lambda t, y: -w * y, torch.ones(1), t, gradient=qj.Adjoint(rtol=1e-6))
+    >>> ys[-1].sum().backward()
+    >>> round(w.grad.item(), 2)  # -exp(-w)
+    -0.61
+    """
     return ContinuousAdjoint(Backsolve(), InState(), False, rtol, atol, method, options, "adjoint")
 
 
 def Seminorm(rtol: float | None = None, atol: float | None = None, method: str | None = None,
              options: dict[str, Any] | None = None) -> ContinuousAdjoint:  # fmt: skip
-    """The adjoint method with a_theta left out of the error estimate (Kidger et al. 2021)."""
+    """The adjoint method with a_theta left out of the error estimate (Kidger et al. 2021).
+
+    >>> import torch, quadjoint as qj
+    >>> w = torch.tensor(0.5, requires_grad=True)
+    >>> t = torch.tensor([0.0, 1.0])
+    >>> ys = qj.odeint(lambda t, y: -w * y, torch.ones(1), t, gradient=qj.Seminorm())
+    >>> ys[-1].sum().backward()
+    >>> round(w.grad.item(), 2)  # -exp(-w)
+    -0.61
+    """
     return ContinuousAdjoint(Backsolve(), InState(seminorm=True), False, rtol, atol, method, options, "seminorm")
 
 

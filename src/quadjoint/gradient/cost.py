@@ -22,6 +22,7 @@ CHUNK, PARALLEL_CHUNK = 512, 2048  # rows of a stacked product
 DIRECT = 2.5e-4
 JOINT, STACKED, AGAIN = 4.0e-4, 5.0e-4, 1.2e-4  # with kept activations, and what recomputing them adds
 PARALLEL, PARALLEL_START, PARALLEL_FEATURE = 1.8e-4, 1.0e-3, 1.5e-4  # an evaluation; a chunk, and each of its products
+PROBE = 3e-3
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Sizes:
     activation_bytes: int  # kept by autograd for one evaluation
     evaluations: int  # in the forward solve
     independent: bool  # parallel mode may be used
+    probed: bool = True  # that samples are independent need not be tried for this solve alone
     deferrable: bool = False  # parameters are mostly those of linear layers
     transposable: bool = True
 
@@ -73,6 +75,7 @@ def predict(s: Sizes, activations: float = 0) -> dict[str, Estimate]:
         start = (PARALLEL_START + PARALLEL_FEATURE * s.features + gradient) / stack
         products = (3 + s.features) * wide + (1.5 + 0.5 * s.features) * element
         work = e * (PARALLEL + start + thin + element + products)
+        work += 0.0 if s.probed else PROBE + 6 * (thin + element)
         costs["parallel"] = Estimate(work, stages + stack * s.activation_bytes)
     return costs
 

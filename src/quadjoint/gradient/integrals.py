@@ -20,14 +20,24 @@ Split = Callable[[float, Tensor], tuple[Tensor, Tensor]]  # time and backward st
 
 @dataclass(frozen=True)
 class InState:
-    """Carry the integral through the backward solve; ``seminorm`` leaves it out of the error estimate."""
+    """Carry the integral through the backward solve; ``seminorm`` leaves it out of the error estimate.
+
+    >>> import torch, quadjoint as qj
+    >>> qj.Seminorm().integral
+    InState(seminorm=True)
+    """
 
     seminorm: bool = False
 
 
 @dataclass(frozen=True)
 class Quadrature:
-    """A weighted sum of the integrand at nodes of the backward solve."""
+    """A weighted sum of the integrand at nodes of the backward solve.
+
+    >>> import torch, quadjoint as qj
+    >>> qj.ContinuousAdjoint(qj.Stored(), qj.Quadrature(qj.PerStep(3))).integral.nodes
+    PerStep(q=3)
+    """
 
     nodes: NodePolicy = PerStep()  # noqa: RUF009 (frozen)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.compiled import once_only
-from quadjoint.dynamics import owner
+from quadjoint.dynamics import can_stack, owner
 from quadjoint.errors import warn_once
 from quadjoint.gradient.checkpoints import Recorder, StepRecord
 from quadjoint.gradient.parameters import CHUNK_ROWS, Products
@@ -33,30 +33,38 @@ def small_samples(problem: Problem) -> bool:
     f, shape = problem.f, problem.f.shape
     if not shape or f.packed or shape[-1] > MAX_FEATURES:
         return False
+    return _known(problem).get(_key(problem), True)
+
+
+def probe_pays(problem: Problem) -> bool:
+    """Whether trying that costs nothing: it has been done, or was for a module, which is solved many times."""
+    return isinstance(owner(problem.f.f), torch.nn.Module) or _key(problem) in _known(problem)
+
+
+def _known(problem: Problem) -> dict[Any, bool]:
     try:
-        return _independent.get(owner(f.f), {}).get(_key(problem), True)
+        return _independent.setdefault(owner(problem.f.f), {})
     except TypeError:
-        return True
+        return {}
 
 
 def samples_are_independent(problem: Problem, memory: Recorder, asked: bool) -> bool:
     """Whether a random half of the batch leaves the other half's derivatives alone; tried once per function and shape.
 
-    Says so in a warning if they do not and the user ``asked`` for the parallel mode.
+    Says so in a warning if they do not and the user ``asked`` for the parallel mode. If not asked, f must also allow to
+    be evaluated as a stack.
     """
     f, shape = problem.f, problem.f.shape
-    samples = shape[:-1].numel() if len(shape) > 1 else 1
     if not shape or f.packed:
         return False
-    if samples == 1:
+    if not memory.records:
         return True
-    try:
-        known = _independent.setdefault(owner(f.f), {})
-    except TypeError:
-        known = {}
-    key = _key(problem)
+    samples = shape[:-1].numel() if len(shape) > 1 else 1
+    known, key = _known(problem), _key(problem)
     if key not in known:
-        known[key] = _probe(problem, memory, samples)
+        record = memory.records[0]
+        y = memory.states[0] if record.inputs is None else record.inputs[0]
+        known[key] = (asked or can_stack(f, record.t0, y)) and (samples == 1 or _probe(problem, record.t0, y, samples))
     if not known[key] and asked:
         warn_once(
             f"coupled {id(f.f)}",
@@ -73,16 +81,12 @@ def _key(problem: Problem) -> Any:
     return problem.f.shape, training
 
 
-def _probe(problem: Problem, memory: Recorder, samples: int) -> bool:
-    if not memory.records:
-        return True
-    record = memory.records[0]
-    y = memory.states[0] if record.inputs is None else record.inputs[0]
+def _probe(problem: Problem, t: float, y: Tensor, samples: int) -> bool:
     products = Products(problem)
     generator = torch.Generator().manual_seed(0)
     point = y + 1e-3 * torch.randn(y.shape, generator=generator, dtype=y.dtype.to_real()).to(y)
     for _ in range(2):
-        out, y = products.record(record.t0, point)
+        out, y = products.record(t, point)
         if not out.requires_grad:
             return True
         chosen = torch.randperm(samples, generator=generator) < (samples + 1) // 2

@@ -22,6 +22,14 @@ class Reversible(Gradient):
     """MALI (Zhuang et al. 2021), with ``method="alf"``: states are reconstructed, not stored; the gradient is exact.
 
     Steps end on the observations, so that only the final (z, v) and the step sizes are kept.
+
+    >>> import torch, quadjoint as qj
+    >>> w = torch.tensor(0.5, requires_grad=True)
+    >>> t = torch.tensor([0.0, 1.0])
+    >>> ys = qj.odeint(lambda t, y: -w * y, torch.ones(1), t, gradient=qj.Reversible(), method="alf")
+    >>> ys[-1].sum().backward()
+    >>> round(w.grad.item(), 2)  # -exp(-w)
+    -0.61
     """
 
     name = "reversible"

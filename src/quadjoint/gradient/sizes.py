@@ -13,11 +13,11 @@ from torch import Tensor
 from quadjoint.dynamics import owner
 from quadjoint.gradient.cost import Sizes
 from quadjoint.gradient.deferred import MOSTLY, DeferredLinear
-from quadjoint.gradient.parallel import small_samples
+from quadjoint.gradient.parallel import probe_pays, small_samples
 from quadjoint.gradient.tape import record, saved_bytes
 from quadjoint.problem import Problem, find_parameters
 
-FIRST_GUESS = 50  # evaluations, where a function has not been solved before
+FIRST_GUESS = 30  # evaluations, where a function has not been solved before
 
 
 @dataclass
@@ -78,6 +78,7 @@ def sizes_of(problem: Problem, evaluations: int | None = None) -> Sizes:
         deferrable=found.deferrable,
         evaluations=evaluations,
         independent=small_samples(problem),
+        probed=probe_pays(problem),
         transposable=problem.solver.stepper.transposable,
     )
 

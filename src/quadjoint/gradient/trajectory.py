@@ -15,12 +15,22 @@ from quadjoint.steppers import RungeKuttaStep
 
 @dataclass(frozen=True)
 class Stored:
-    """Keep the forward solve as polynomials, a few state-sized vectors a step. Only the adjoint is solved backwards."""
+    """Keep the forward solve as polynomials, a few state-sized vectors a step. Only the adjoint is solved backwards.
+
+    >>> import torch, quadjoint as qj
+    >>> qj.GaussLegendre(trajectory=qj.Stored()).trajectory
+    Stored()
+    """
 
 
 @dataclass(frozen=True)
 class Backsolve:
-    """Solve z backwards beside the adjoint: constant memory, and wrong where the dynamics contract strongly."""
+    """Solve z backwards beside the adjoint: constant memory, and wrong where the dynamics contract strongly.
+
+    >>> import torch, quadjoint as qj
+    >>> qj.GaussLegendre(trajectory=qj.Backsolve()).trajectory
+    Backsolve()
+    """
 
 
 class PolynomialStep:

@@ -110,6 +110,11 @@ class KarhunenLoeve(WienerPath):
 
     No expansion of m terms has a smaller mean-square error over the interval: it is
     c² Σ_{i>m} 1 / ((i - 1/2) π)², about c² / (π² m).
+
+    >>> from quadjoint.sde import KarhunenLoeve
+    >>> path = KarhunenLoeve.sample((3,), t0=0.0, t1=1.0, terms=10, seed=0)
+    >>> path(torch.tensor(0.0)).abs().max().item()  # W(0) = 0
+    0.0
     """
 
     def __init__(self, coefficients: Kept | Regenerated, t0: float, t1: float) -> None:
@@ -132,6 +137,11 @@ class LegendrePolynomials(WienerPath):
 
     so that B_m has degree m. Its value at t1 and its first m - 1 moments over the interval are those of W
     itself.
+
+    >>> from quadjoint.sde import LegendrePolynomials
+    >>> path = LegendrePolynomials.sample((1000,), t0=0.0, t1=4.0, terms=3, seed=0)
+    >>> bool(abs(path(torch.tensor(4.0)).var() - 4) < 0.5)  # the variance of W(4)
+    True
     """
 
     def basis(self, t: Tensor) -> Tensor:

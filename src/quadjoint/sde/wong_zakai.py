@@ -26,6 +26,12 @@ class RandomODE(nn.Module):
 
     t is a 0-d tensor, or one time per sample. The path is no parameter and no buffer: it belongs to a
     solve, not to the weights, and stays on the device on which it was drawn.
+
+    >>> from quadjoint.sde import NeuralSDE, WongZakai
+    >>> sde = NeuralSDE(lambda t, y: -y, lambda t, y: torch.ones_like(y))
+    >>> f = WongZakai(sde, 0.0, 1.0).sample(torch.zeros(5, 1), seed=0)
+    >>> f(torch.tensor(0.5), torch.zeros(5, 1)).shape
+    torch.Size([5, 1])
     """
 
     def __init__(self, sde: NeuralSDE, path: WienerPath, shape: torch.Size) -> None:

@@ -85,8 +85,9 @@ def test_closed_forms_of_the_exponential_are_derivatives_of_its_loss():
 def test_direct_memory_grows_with_the_steps_and_that_of_adjoint_and_mali_does_not(records):
     peaks = {r["config"]["method"]: r["result"]["peak_memory"] for r in records if r["experiment"] == "memory"}
     assert peaks["direct"][-1] > 1.3 * peaks["direct"][0]
-    assert peaks["adjoint"][-1] == peaks["adjoint"][0]
-    assert peaks["mali"][-1] == peaks["mali"][0]
+    # Up to a few numbers that the garbage collector may not have found yet.
+    assert peaks["adjoint"][-1] == pytest.approx(peaks["adjoint"][0], rel=1e-3)
+    assert peaks["mali"][-1] == pytest.approx(peaks["mali"][0], rel=1e-3)
 
 
 def test_spheres_data_are_two_balanced_classes_within_their_radii():

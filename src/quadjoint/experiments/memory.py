@@ -66,7 +66,7 @@ def run(config: Config, context: Context) -> dict[str, Any]:
 
 
 def _gradient(config: Config, tolerance: float) -> None:
-    """One solve and gradient; activations are not kept, all of which would fit in so small a solve."""
+    """One solve and gradient; discrete may keep no activations, as it would keep all of so small a solve."""
     how = scheme(config.method)
     gradient = qj.DiscreteAdjoint(activations=0) if config.method == "discrete" else how.gradient
     f = Growth(config.a).to(config.device)

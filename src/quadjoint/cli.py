@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -31,13 +32,16 @@ Preset = Annotated[str, typer.Option(help="quick (a laptop, under an hour) or pa
 
 
 def main() -> None:
-    """The entry point: refusals are one sentence and exit code 1, Ctrl-C is exit code 130."""
+    """The entry point: refusals and failing disks are one sentence and exit code 1, Ctrl-C is exit code 130."""
     from quadjoint.experiments.errors import Refusal
 
     try:
         app()
     except Refusal as refusal:
         Console(stderr=True, highlight=False).print(f"quadjoint: {refusal}", markup=False)
+        raise SystemExit(1) from None
+    except OSError as error:  # a full disk, a folder that must not be written to
+        Console(stderr=True, highlight=False).print(f"quadjoint: {error}", markup=False)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
@@ -94,7 +98,7 @@ def plot(out: Out = None, preset: Preset = "quick") -> None:
 
     out = out or Path("results") / preset
     console = Console()
-    for path in draw_all(out, console.print):
+    for path in draw_all(out, partial(console.print, markup=False)):
         console.print(f"{path}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -104,7 +108,7 @@ def report(out: Out = None, preset: Preset = "quick") -> None:
     from quadjoint.experiments.report import write_report
 
     console = Console()
-    path = write_report(out or Path("results") / preset, console.print)
+    path = write_report(out or Path("results") / preset, partial(console.print, markup=False))
     console.print(f"{path}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -54,6 +54,10 @@ class Dynamics:
         self.tape: Tape | None = None  # keeps graphs of evaluations for the backward pass
         self._last: tuple[weakref.ref[Tensor], int] | None = None  # what f returned last, and its version
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: without what belongs to the solve that is running and to the process."""
+        return {**self.__dict__, "known": None, "tape": None, "_last": None}
+
     def time(self, t: Time, nudge: int = 0) -> Tensor:
         """``t`` as the tensor that ``f`` receives, moved by one unit in the last place for ``nudge`` of -1 or 1."""
         if not isinstance(t, Tensor):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 from quadjoint.experiments import nested_spheres, ou, sines
+from quadjoint.experiments.files import write_whole
 from quadjoint.experiments.measure import peak_memory
 from quadjoint.experiments.parallel import Team
-from quadjoint.experiments.training import Context, Diverged, Task, load, minibatches, save_atomically, train
+from quadjoint.experiments.training import Context, Diverged, Task, load, minibatches, train
 
 SMALL = [
     (nested_spheres, nested_spheres.Config(width=6, epochs=6, points=60, batch=20, test_points=10)),
@@ -57,7 +59,7 @@ def test_a_resumed_run_is_bit_identical(module, config, method, tmp_path):
 
 def test_a_damaged_checkpoint_is_no_checkpoint(tmp_path):
     path = tmp_path / "run.pt"
-    save_atomically({"epoch": 1, "x": torch.ones(100)}, path)
+    write_whole(path, partial(torch.save, {"epoch": 1, "x": torch.ones(100)}))
     content = path.read_bytes()
     for damaged in (b"", b"nonsense", content[: len(content) // 2]):
         path.write_bytes(damaged)

@@ -136,7 +136,7 @@ def stiff_start() -> Tensor:
 
 NOT_FINITE = (NonFiniteStateError, "not finite")
 SHORT = {"options": {"max_num_steps": 300}}
-RECORDED: Special = {"direct": (None, "")}  # the automatic choice takes the discrete adjoint here
+RECORDED: Special = {name: (None, "") for name in ("direct", "auto")}
 # The recorded and transposed solves are as transparent to NaN as any other operation of torch.
 TORCH_LIKE: Special = {name: (None, "") for name in ("direct", "discrete", "reversible", "auto")}
 

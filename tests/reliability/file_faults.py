@@ -105,13 +105,15 @@ def other_pickle(folder: Path) -> str:
     return words
 
 
-def digits(folder: Path, change: Callable[[bytes], bytes]) -> str:
-    """Files in MNIST's form, the training images changed."""
+def digits(folder: Path, change: Callable[[bytes], bytes], fetched: bool = False) -> str:
+    """Files in MNIST's form, as they were put there or fetched, the training images changed."""
     (folder / "mnist").mkdir()
     for part in ("train", "test"):
         images, labels = data.MNIST[part]
         (folder / "mnist" / images).write_bytes(struct.pack(">4I", 0x803, 2, 28, 28) + bytes(2 * 28 * 28))
         (folder / "mnist" / labels).write_bytes(struct.pack(">2I", 0x801, 2) + b"\x01\x02")
+    if fetched:
+        data.write_sums(folder / "mnist")
     path = folder / "mnist" / data.MNIST["train"][0]
     path.write_bytes(change(path.read_bytes()))
     return refused(lambda: data.load("mnist", "train", folder))
@@ -123,8 +125,6 @@ def link(kind: bytes, target: str = "/etc/passwd") -> Callable[[Path], str]:
 
 OUTSIDE = "a link or outside"
 NO_ROOM = "File too large"
-TRACE = "ends in a traceback instead of a sentence"
-LITTER = "the half-written file stays behind"
 ONE_SENTENCE = "^quadjoint: "
 
 FILE_FAULTS: tuple[FileFault, ...] = (
@@ -133,15 +133,15 @@ FILE_FAULTS: tuple[FileFault, ...] = (
     FileFault("results: binary rubbish", beside_a_sound_one(bytes(range(256)) * 4), "not JSON .*skipped"),
     FileFault("results: lines of another program", beside_a_sound_one(b'{"hello": 1}\n17\n'), "not a record of a run"),
     FileFault("results: a later format", of_tomorrow, "written in format 2, this version reads 1"),
-    FileFault("results: brackets that mean colours to a terminal", brackets, "left out", "ends in rich's MarkupError"),
-    FileFault("results: a number too large for a float", huge, "left out|skipped", "ends in an OverflowError"),
-    FileFault("results: a folder in place of the file", a_folder_as_results, ONE_SENTENCE, TRACE),
+    FileFault("results: brackets that mean colours to a terminal", brackets, "left out"),
+    FileFault("results: a number too large for a float", huge, "left out|skipped"),
+    FileFault("results: a folder in place of the file", a_folder_as_results, ONE_SENTENCE),
     FileFault("results: markup in every string", escaped, "none of them a tag"),
     FileFault("full disk: a result is appended", append_without_room, NO_ROOM),
-    FileFault("full disk: a checkpoint is saved", no_room(checkpoint, 9000), NO_ROOM, LITTER),
-    FileFault("full disk: the report is written", no_room(report, 12000), NO_ROOM, LITTER),
-    FileFault("full disk: figures are drawn", no_room(plot, 12000), NO_ROOM, "the earlier figure is lost in part"),
-    FileFault("full disk: a data set is fetched", fetch_without_room, NO_ROOM, LITTER),
+    FileFault("full disk: a checkpoint is saved", no_room(checkpoint, 9000), NO_ROOM),
+    FileFault("full disk: the report is written", no_room(report, 12000), NO_ROOM),
+    FileFault("full disk: figures are drawn", no_room(plot, 12000), NO_ROOM),
+    FileFault("full disk: a data set is fetched", fetch_without_room, NO_ROOM),
     FileFault(
         "unwritable folder: a result is appended",
         unwritable_folder(lambda folder: failed(lambda: store.append(folder / store.RESULTS, {"key": "a"}))),
@@ -150,25 +150,24 @@ FILE_FAULTS: tuple[FileFault, ...] = (
     FileFault(
         "unwritable folder: report and plot",
         unwritable_folder(lambda folder: f"{report(folder)} {plot(folder)}"),
-        ONE_SENTENCE, TRACE,
+        ONE_SENTENCE,
     ),
     FileFault("checkpoint: holds code", code_in_a_checkpoint, "nothing run"),
     FileFault("checkpoint: empty", resumed_from(lambda path: path.write_bytes(b"") and None), "starts anew"),
     FileFault("checkpoint: cut off", resumed_from(truncated), "starts anew"),
     FileFault(
         "checkpoint: of another program", resumed_from(lambda path: torch.save({"hello": 1}, path)), "starts anew",
-        "ends in KeyError('model')",
     ),
     FileFault(
-        "checkpoint: of another model", resumed_from(another_model), "starts anew", "ends in load_state_dict's error",
+        "checkpoint: of another model", resumed_from(another_model), "starts anew",
     ),
     FileFault("data: pickle that is not a published one", other_pickle, "a pickle from elsewhere is not opened"),
     FileFault("data: images cut off", lambda folder: digits(folder, lambda b: b[:-1]), "is cut off"),
     FileFault("data: images too long", lambda folder: digits(folder, lambda b: b + b"0"), "is too long"),
     FileFault("data: another kind of file", lambda folder: digits(folder, lambda b: b"PK" + b), "is not an idx file"),
     FileFault(
-        "data: one byte changed after the fetch", lambda folder: digits(folder, lambda b: b[:-1] + b"1"), "published",
-        "sums are checked when a data set is fetched, not when it is loaded",
+        "data: one byte changed after the fetch", 
+        lambda folder: digits(folder, lambda b: b[:-1] + b"1", fetched=True), "published",
     ),
     FileFault("archive: path with ..", hostile_archive(member("../one", tarfile.REGTYPE)), OUTSIDE),
     FileFault("archive: absolute path", hostile_archive(member("/tmp/one", tarfile.REGTYPE)), OUTSIDE),

@@ -26,7 +26,8 @@ from quadjoint import cli
 from quadjoint.experiments import crossing, memory, store, toy_gradient
 from quadjoint.experiments.errors import Refusal
 from quadjoint.experiments.execute import Job, checkpoint_path, execute
-from quadjoint.experiments.training import Context, load, save_atomically
+from quadjoint.experiments.files import write_whole
+from quadjoint.experiments.training import Context, load
 
 NOBODY = 65534
 QUIET = Console(quiet=True)
@@ -232,7 +233,7 @@ def append_without_room(folder: Path) -> str:
 
 
 def checkpoint(folder: Path) -> None:
-    save_atomically({"epoch": 1, "x": torch.ones(5000)}, folder / "run.pt")
+    write_whole(folder / "run.pt", functools.partial(torch.save, {"epoch": 1, "x": torch.ones(5000)}))
 
 
 def report(folder: Path) -> str:

@@ -126,7 +126,6 @@ def test_errors_reach_another_process_with_their_words(kind: type[Exception]) ->
     assert type(twin) is kind and str(twin) == "the step size fell"
 
 
-@pytest.mark.xfail(reason="a Solution holds a weak reference, which pickle and deepcopy refuse", strict=False)
 def test_a_solution_without_gradient_survives_copying() -> None:
     with torch.no_grad():
         solution = qj.solve(Linear(), torch.ones(2), torch.tensor([0.0, 1.0]))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.experiments.errors import Refusal
+from quadjoint.experiments.files import sha256, write_whole
 from quadjoint.experiments.readers import (
     Images,
     read_cifar_binary,
@@ -26,6 +27,9 @@ MNIST = {
 CIFAR = {"train": tuple(f"data_batch_{k}" for k in range(1, 6)), "test": ("test_batch",)}
 SVHN = {"train": ("train_32x32.mat",), "test": ("test_32x32.mat",)}
 NAMES = ("mnist", "cifar10", "svhn")
+
+
+SUMS = "SHA256SUMS"
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,25 @@ def missing(name: str, home: Path) -> str | None:
     return None
 
 
+def write_sums(folder: Path) -> None:
+    """Note the sums of fetched files beside them, so that damage is noticed later."""
+    files = sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".") and p.name != SUMS)
+    write_whole(folder / SUMS, "".join(f"{sha256(p)}  {p.name}\n" for p in files).encode())
+
+
+def _verify(files: list[Path]) -> None:
+    """Refuse files that have changed since they were fetched; of files that somebody put there no sums are known."""
+    sums = files[0].parent / SUMS
+    if not sums.is_file():
+        return
+    known = {name: digest for digest, _, name in (line.partition("  ") for line in sums.read_text().splitlines())}
+    for path in files:
+        if path.name in known and sha256(path) != known[path.name]:
+            raise Refusal(
+                f"{path} is no longer the published file (its SHA-256 sum differs); remove it and fetch again"
+            )
+
+
 def load(name: str, part: str, home: Path, count: int | None = None) -> Dataset:
     """The ``train`` or ``test`` part of a data set, or its first ``count`` images."""
     if name not in NAMES:
@@ -62,6 +85,7 @@ def load(name: str, part: str, home: Path, count: int | None = None) -> Dataset:
     if complaint := missing(name, home):
         raise Refusal(complaint)
     files = _files(name, part, home / name)
+    _verify(files)
     if name == "mnist":
         x, y = read_mnist(files[0], files[1])
     else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
 import shutil
 import subprocess
 import tarfile
@@ -25,6 +24,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from quadjoint.experiments import data
 from quadjoint.experiments.errors import Refusal
+from quadjoint.experiments.files import sha256, write_whole
 from quadjoint.experiments.readers import CIFAR_PICKLES
 
 Download = Callable[[str, Path, Console], None]
@@ -88,8 +88,8 @@ def fetch_dataset(
     if name not in SOURCES:
         raise Refusal(f"there is no data set {name!r}; choose one of {', '.join(SOURCES)}")
     known, folder = SOURCES[name], data.data_home(to) / name
-    absent = [file for file in known.files if not _is(folder / file, known.files[file])]
-    if not absent:
+    if all(_is(folder / file, digest) for file, digest in known.files.items()):
+        data.write_sums(folder)
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -97,6 +97,7 @@ def fetch_dataset(
             _from_folder(known, source, folder)
         else:
             _from_public_home(known, folder, Path(scratch), console, download or _download)
+    data.write_sums(folder)
     return folder
 
 
@@ -107,14 +108,14 @@ def _from_folder(known: Source, source: Path, folder: Path) -> None:
     for name, digest in known.files.items():
         candidates = sorted(p for p in source.rglob(f"{name}*") if p.name in (name, f"{name}.gz") and p.is_file())
         if not candidates and (batch := _pickled(source, name)):
-            _write(folder / batch.name, batch.read_bytes())
+            write_whole(folder / batch.name, batch.read_bytes())
             continue
         if not candidates:
             raise Refusal(f"{source} has no file {name} (nor {name}.gz)")
         for candidate in candidates:
             content = _plain(candidate)
             if hashlib.sha256(content).hexdigest() == digest:
-                _write(folder / name, content)
+                write_whole(folder / name, content)
                 break
         else:
             raise Refusal(f"{candidates[0]} is cut off or not the published file (its SHA-256 sum differs)")
@@ -140,7 +141,7 @@ def _from_public_home(known: Source, folder: Path, scratch: Path, console: Conso
                 content = _plain(got)
                 if hashlib.sha256(content).hexdigest() != known.files[name]:
                     raise Refusal(f"what {addresses[0]} sent is not the published file (its SHA-256 sum differs)")
-                _write(folder / name, content)
+                write_whole(folder / name, content)
     except OSError as error:
         if not known.package:
             raise Refusal(
@@ -213,7 +214,7 @@ def _extract(archive: Path, files: Mapping[str, str], folder: Path) -> None:
                 content = stream.read() if stream is not None else b""
                 if hashlib.sha256(content).hexdigest() != wanted.pop(path.name):
                     raise Refusal(f"{path.name} in {archive.name} is not the published file (its SHA-256 sum differs)")
-                _write(folder / path.name, content)
+                write_whole(folder / path.name, content)
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise Refusal(f"{archive.name} is cut off or no tar archive ({error})") from None
     if wanted:
@@ -231,25 +232,10 @@ def _plain(path: Path) -> bytes:
         raise Refusal(f"{path} is a damaged or cut-off gzip file ({error})") from None
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Write in one piece: an interrupted fetch leaves no half file under the final name."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    fresh.write_bytes(content)
-    os.replace(fresh, path)
-
-
 def _is(path: Path, digest: str) -> bool:
-    return path.is_file() and _sum(path) == digest
+    return path.is_file() and sha256(path) == digest
 
 
 def _require(path: Path, digest: str) -> None:
-    if (found := _sum(path)) != digest:
+    if (found := sha256(path)) != digest:
         raise Refusal(f"{path.name} is cut off or not the published file: its SHA-256 sum is {found}, not {digest}")
-
-
-def _sum(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

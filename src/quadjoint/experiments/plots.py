@@ -21,7 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from quadjoint.experiments import store
-from quadjoint.experiments.errors import Refusal
+from quadjoint.experiments.errors import ODD_RECORD, Refusal
+from quadjoint.experiments.files import write_whole
 
 Record = dict[str, Any]
 Records = list[Record]
@@ -229,7 +230,7 @@ def draw_all(out: Path, say: Callable[[str], object]) -> dict[Path, bytes]:
     folder.mkdir(parents=True, exist_ok=True)
     drawn = {folder / f"{name}.svg": picture for name, picture in pictures(results, say).items()}
     for path, picture in drawn.items():
-        path.write_bytes(picture)
+        write_whole(path, picture)
     return drawn
 
 
@@ -245,7 +246,7 @@ def pictures(results: store.Results, say: Callable[[str], object]) -> dict[str, 
                 figure = draw(records) if records else None
                 if figure is not None:
                     drawn[name] = as_svg(figure)
-            except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            except ODD_RECORD as error:
                 say(f"figure {name} left out: a record of {experiment} is not as expected ({error!r})")
     return drawn
 

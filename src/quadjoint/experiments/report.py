@@ -6,7 +6,6 @@ Nothing is loaded from elsewhere, and every text from the results is escaped.
 from __future__ import annotations
 
 import base64
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
@@ -16,8 +15,9 @@ from typing import Any
 from quadjoint.experiments import store
 from quadjoint.experiments.claims import CLAIMS, TITLES
 from quadjoint.experiments.display import duration
-from quadjoint.experiments.errors import Refusal
+from quadjoint.experiments.errors import ODD_RECORD, Refusal
 from quadjoint.experiments.figures import FIGURES
+from quadjoint.experiments.files import write_whole
 from quadjoint.experiments.plots import Records, by, mean_and_deviation, ordered, pictures, value
 from quadjoint.experiments.published import UNKNOWN, Claim, Finding
 from quadjoint.experiments.tables import published_tables
@@ -59,9 +59,7 @@ def write_report(out: Path, say: Callable[[str], object], drawn: Mapping[str, by
     for problem in problems:
         say(problem)
     path = out / "report.html"
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    fresh.write_text(page, encoding="utf-8")
-    os.replace(fresh, path)
+    write_whole(path, page.encode())
     return path
 
 
@@ -144,7 +142,7 @@ def findings(name: str, records: Records) -> list[tuple[Claim, Finding]]:
     for claim in CLAIMS.get(name, []):
         try:
             checked.append((claim, claim.check(records)))
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        except ODD_RECORD:
             checked.append((claim, UNKNOWN))
     return checked
 
@@ -210,7 +208,7 @@ def _figure(name: str, svg: bytes) -> str:
 def _guarded(make: Callable[..., list[str]], name: str, results: store.Results, problems: list[str]) -> list[str]:
     try:
         return make(name, results.of(name))
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except ODD_RECORD as error:
         problems.append(f"tables of {name} left out: a record is not as expected ({error!r})")
         return []
 

@@ -94,7 +94,10 @@ def read(path: Path) -> Results:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = json.loads(line, parse_int=_integer)
+        except OverflowError:
+            problems.append(f"{path.name} line {number}: holds a number that is too large; skipped")
+            continue
         except (ValueError, RecursionError):
             problems.append(f"{path.name} line {number}: not JSON (cut off?); skipped")
             continue
@@ -103,6 +106,12 @@ def read(path: Path) -> Results:
         else:
             records[record["key"]] = record
     return Results(list(records.values()), problems)
+
+
+def _integer(text: str) -> int:
+    if len(text) > 300:
+        raise OverflowError
+    return int(text)
 
 
 def _complaint(record: Any) -> str | None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from quadjoint.errors import SolveError
+from quadjoint.experiments.errors import ODD_RECORD
+from quadjoint.experiments.files import write_whole
 from quadjoint.experiments.measure import gradient, gradient_errors, peak_memory
 from quadjoint.experiments.methods import lean
 from quadjoint.experiments.parallel import Team
@@ -129,24 +131,18 @@ class _State:
             "gradient": self.gradient,
         }
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        self.model.load_state_dict(saved["model"])
-        self.optimiser.load_state_dict(saved["optimiser"])
-        self.generator.set_state(saved["generator"])
-        torch.set_rng_state(saved["global_generator"])
-        for name in ("epoch", "gradients", "curves", "counts", "gradient"):
-            setattr(self, name, saved[name])
-
-
-def save_atomically(value: dict[str, Any], path: Path) -> None:
-    """Write beside the old file, then take its place: a reader sees the old one or the new one, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with open(fresh, "wb") as file:
-        torch.save(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
+    def restore(self, saved: Any) -> bool:
+        """Go on from a checkpoint; False, with the state spoilt, if it is not one of this run."""
+        try:
+            self.model.load_state_dict(saved["model"])
+            self.optimiser.load_state_dict(saved["optimiser"])
+            self.generator.set_state(saved["generator"])
+            torch.set_rng_state(saved["global_generator"])
+            for name in ("epoch", "gradients", "curves", "counts", "gradient"):
+                setattr(self, name, saved[name])
+        except (*ODD_RECORD, RuntimeError):
+            return False
+        return True
 
 
 def load(path: Path) -> dict[str, Any] | None:
@@ -171,7 +167,7 @@ class _Checkpoint:
         start = time.perf_counter()
         if self.path is None or start - self.saved < 20 * self.cost:
             return
-        save_atomically(state.as_dict(), self.path)
+        write_whole(self.path, partial(torch.save, state.as_dict()))
         self.saved = time.perf_counter()
         self.cost = self.saved - start
 
@@ -180,14 +176,11 @@ def train(task: Task, context: Context) -> dict[str, Any]:
     """Train to the last epoch, from the checkpoint if there is one; returns curves, counts and peak memory."""
     model = task.model.to(task.device)
     initial = copy.deepcopy(model)
-    state = _State(
-        model,
-        torch.optim.Adam(model.parameters(), lr=task.lr),
-        torch.Generator().manual_seed(task.seed),
-    )
+    state = _begin(task, model)
     saved = load(context.checkpoint) if context.checkpoint else None
-    if saved is not None:
-        state.restore(saved)
+    if saved is not None and not state.restore(saved):
+        model.load_state_dict(initial.state_dict())
+        state = _begin(task, model)
     if state.epoch < task.epochs:
         _warm_up(task, model)
     checkpoint = _Checkpoint(context.checkpoint if context.team.leads else None)
@@ -202,6 +195,11 @@ def train(task: Task, context: Context) -> dict[str, Any]:
         context.progress(Progress(state.epoch, task.epochs, loss, seconds))
         checkpoint.save(state)
     return _result(task, state, initial)
+
+
+def _begin(task: Task, model: nn.Module) -> _State:
+    generator = torch.Generator().manual_seed(task.seed)
+    return _State(model, torch.optim.Adam(model.parameters(), lr=task.lr), generator)
 
 
 def _warm_up(task: Task, model: nn.Module) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from quadjoint.depends import upstream
 from quadjoint.dynamics import owner
 from quadjoint.gradient.cost import Sizes
 from quadjoint.gradient.deferred import MOSTLY, DeferredLinear
@@ -25,6 +26,7 @@ class Known:
     """What has been measured of a function at one shape."""
 
     activation_bytes: int | None = None
+    partial: bool = True  # single gradients can be had, as not of reentrant checkpoints
     deferrable: bool = False  # the parameters are mostly those of linear layers
     evaluations: dict[Any, int] = field(default_factory=dict)  # per method, interval and tolerance
 
@@ -79,7 +81,7 @@ def sizes_of(problem: Problem, evaluations: int | None = None) -> Sizes:
         evaluations=evaluations,
         independent=small_samples(problem),
         probed=probe_pays(problem),
-        transposable=problem.solver.stepper.transposable,
+        transposable=problem.solver.stepper.transposable and found.partial,
     )
 
 
@@ -90,7 +92,8 @@ def measure(problem: Problem, f: Callable[..., Any], y0: Tensor, params: Any) ->
     if known(problem).activation_bytes is None:
         dynamics, deferred = problem.f, DeferredLinear(problem.params)
         with saved_bytes(problem.params) as total:
-            record(dynamics.checked, dynamics.time(start), y0, deferred)
+            graph = record(dynamics.checked, dynamics.time(start), y0, deferred)
         note_evaluation(problem, total[0], deferred)
+        known(problem).partial = not any("CheckpointFunction" in node.name() for node in upstream(graph.out))
     problem.on_done = partial(remember, problem)
     return sizes_of(problem)

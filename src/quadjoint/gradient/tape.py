@@ -41,7 +41,7 @@ class Tape:
         elif len(self.pending) < self.left:
             graph = record(f, t, y, self.within)
         else:
-            return f(t, y)
+            return f(t, y).detach()  # also of a function that switches grad on by itself
         plain = graph.out.detach()
         if graph.out.requires_grad:
             self.pending[id(plain)] = plain, graph

@@ -40,15 +40,11 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class FileFault:
-    """A fault, what is done in a folder, and the words that must come of it.
-
-    ``weakness`` says what is known to go wrong; the table then reports the fault as not handled.
-    """
+    """A fault, what is done in a folder, and the words that must come of it."""
 
     name: str
     run: Callable[[Path], str]
     pattern: str
-    weakness: str = ""
 
 
 @contextlib.contextmanager

@@ -10,12 +10,7 @@ from reliability.file_faults import FILE_FAULTS
 from reliability.files import FileFault, workplace
 
 
-def _case(fault: FileFault) -> object:
-    known = pytest.mark.xfail(reason=fault.weakness, strict=False)
-    return pytest.param(fault, id=fault.name, marks=known if fault.weakness else ())
-
-
-@pytest.mark.parametrize("fault", [_case(fault) for fault in FILE_FAULTS])
+@pytest.mark.parametrize("fault", FILE_FAULTS, ids=lambda fault: fault.name)
 def test_files_and_folders_that_misbehave(fault: FileFault) -> None:
     with workplace() as folder:
         words = fault.run(folder)

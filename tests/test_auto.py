@@ -152,3 +152,11 @@ def test_dynamics_that_cannot_be_stacked_are_found_out_without_a_warning() -> No
 def test_trying_for_one_solve_whether_samples_are_independent_has_its_price() -> None:
     cost = {probed: predict(sizes(rows=2, probed=probed))["parallel"].seconds for probed in (True, False)}
     assert cost[False] > cost[True] + 1e-3
+
+
+def test_compiled_steps_are_backpropagated_through_where_memory_allows() -> None:
+    """A graph has no Python overhead that the parallel mode could save, and every step is transposed as a whole."""
+    costs = predict(sizes(rows=15, features=2, compiled=True))
+    assert set(costs) == {"direct", "joint"}
+    assert cheapest(costs, float("inf")) == "direct"
+    assert cheapest(costs, costs["direct"].bytes - 1) == "joint"

@@ -129,7 +129,7 @@ def _solve(f: Dynamical, y0: State, t: Tensor, method: str, rtol: Any, atol: Any
         raise ValueError(
             f"With event_fn, t holds the initial time and one later for the direction; got {len(times)} times."
         )
-    problem = Problem(dynamics, solver, observe, dense=dense)
+    problem = Problem(dynamics, solver, observe, dense=dense, compiled=compile)
     how = how.choose(problem, f, y, params)
     problem.hooks = _hooks(f, options, layout, progress, times)
     if compile:

@@ -87,6 +87,7 @@ class Problem:
     hooks: Hooks = field(default_factory=Hooks)
     event: EventFunction | None = None
     dense: bool = False  # keep the steps for the continuous solution
+    compiled: bool = False  # take the steps in compiled graphs where that is possible
     steps: list[Any] = field(default_factory=list)
     event_time: float | None = None
     plan: list[tuple[int, int]] = field(default_factory=list)

@@ -21,6 +21,7 @@ CHUNK, PARALLEL_CHUNK = 512, 2048  # rows of a stacked product
 # Seconds of overhead for an evaluation and its transpose
 DIRECT = 2.5e-4
 JOINT, STACKED, AGAIN = 4.0e-4, 5.0e-4, 1.2e-4  # with kept activations, and what recomputing them adds
+COMPILED_JOINT = 1.5  # in units of the direct method's
 PARALLEL, PARALLEL_START, PARALLEL_FEATURE = 1.8e-4, 1.0e-3, 1.5e-4  # an evaluation; a chunk, and each of its products
 PROBE = 3e-3
 
@@ -40,6 +41,7 @@ class Sizes:
     probed: bool = True  # that samples are independent need not be tried for this solve alone
     deferrable: bool = False  # parameters are mostly those of linear layers
     transposable: bool = True
+    compiled: bool = False  # steps run in graphs of torch.compile
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,9 @@ def predict(s: Sizes, activations: float = 0) -> dict[str, Estimate]:
     costs = {"direct": Estimate(e * (DIRECT + once + gradient), e * (s.activation_bytes + s.state_bytes))}
     if not s.transposable:
         return costs
+    if s.compiled:  # a step is transposed as a whole, and taken again for it
+        work = e * (COMPILED_JOINT * DIRECT + once + thin + element + gradient)
+        return {**costs, "joint": Estimate(work, stages + s.activation_bytes)}
     kept = int(min(e, activations // max(1, s.activation_bytes)))
     again = (e - kept) * (AGAIN + thin + element)
     held = stages + kept * s.activation_bytes

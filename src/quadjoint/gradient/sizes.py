@@ -82,6 +82,7 @@ def sizes_of(problem: Problem, evaluations: int | None = None) -> Sizes:
         independent=small_samples(problem),
         probed=probe_pays(problem),
         transposable=problem.solver.stepper.transposable and found.partial,
+        compiled=problem.compiled,
     )
 
 

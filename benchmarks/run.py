@@ -179,10 +179,13 @@ def main(argv: list[str] | None = None) -> None:
     limits = replace(limits, turns=arguments.repeats) if arguments.repeats else limits
     limits = replace(limits, memory_run=0.0) if arguments.no_memory else limits
     run = Run(out, keep=bool(arguments.only))
+    waiting = [name for r in run.records if r["kind"] == "left-out" for name in r["cell"].split(", ")]
+    run.forget("left-out", set())
     run.add([machine()])
     minutes = arguments.minutes or (math.inf if arguments.only else MINUTES[arguments.full])
-    start, left_out = time.perf_counter(), []
-    for item in pick(arguments):
+    items = pick(arguments)
+    start, left_out = time.perf_counter(), [name for name in waiting if name not in items]
+    for item in items:
         if time.perf_counter() - start > 60 * minutes:
             left_out.append(item)
             continue

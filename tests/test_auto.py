@@ -150,7 +150,7 @@ def test_dynamics_that_cannot_be_stacked_are_found_out_without_a_warning() -> No
 
 
 def test_trying_for_one_solve_whether_samples_are_independent_has_its_price() -> None:
-    cost = {probed: predict(sizes(rows=2, probed=probed))["parallel"].seconds for probed in (True, False)}
+    cost = {tried: predict(sizes(rows=2, tried=tried))["parallel"].seconds for tried in (True, False)}
     assert cost[False] > cost[True] + 1e-3
 
 

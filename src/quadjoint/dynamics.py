@@ -196,8 +196,19 @@ class RandomnessCheck:
         return not torch.equal(first, second)
 
 
+def _beyond_vmap(f: Callable[..., Any]) -> bool:
+    """Whether modules have backward hooks, which vmap does not call, or parameters of a kind of their own."""
+    module = owner(f)
+    if not isinstance(module, torch.nn.Module):
+        return False
+    hooked = any(m._backward_hooks or m._backward_pre_hooks for m in module.modules())
+    return hooked or any(type(p) is not torch.nn.Parameter for p in module.parameters())
+
+
 def can_stack(f: Dynamics, t: float, y: Tensor) -> bool:
     """Whether f can be evaluated as a stack; tried on two copies of a point, where it is not known."""
+    if f.stackable is None and _beyond_vmap(f.f):
+        f.stackable = False
     if f.stackable is None:
         try:
             with torch.no_grad():
@@ -210,6 +221,8 @@ def can_stack(f: Dynamics, t: float, y: Tensor) -> bool:
 def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
     """f at a stack of (t, y) as one evaluation, or as a loop where f cannot be vectorised (said once)."""
     ts = torch.as_tensor(times, dtype=f.time_dtype, device=ys.device)
+    if f.stackable is None and _beyond_vmap(f.f):
+        f.stackable = False
     if len(ys) > 1 and f.stackable is not False:
         try:
             # A checkpoint inside f would only fail later, when it recomputes outside of vmap.

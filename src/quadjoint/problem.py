@@ -93,7 +93,7 @@ class Problem:
     plan: list[tuple[int, int]] = field(default_factory=list)
     first_h: float | None = None
     saved_evaluations: int = 0  # those of the search for a first step size, where it was remembered
-    on_done: Callable[[], Any] | None = None  # called when the forward solve is finished
+    on_done: Callable[[Problem], Any] | None = None  # called when the forward solve is finished
 
     @property
     def times(self) -> list[float]:
@@ -121,7 +121,7 @@ class Problem:
         self.stats.accepted_steps += out.accepted_steps
         self.stats.rejected_steps += out.rejected_steps
         if self.on_done is not None:
-            self.on_done()
+            self.on_done(self)
         return out.ys
 
     def again(self) -> Problem:

@@ -151,8 +151,8 @@ class RungeKuttaStep:
 
     def blend(self, weights: Tensor) -> Tensor:
         """y0 + weights @ stages for a matrix of weights, shape (m, stages)."""
-        k = self.stacked().reshape(len(self.ks), -1)
-        return (weights @ k).reshape(-1, *self.y0.shape) + self.y0
+        k = self.stacked().reshape(len(self.ks), self.y0.numel())
+        return (weights @ k).reshape(len(weights), *self.y0.shape) + self.y0
 
     def scatter(self, rows: Tensor, times: np.ndarray) -> Tensor:
         """The state of sample ``rows[m]`` at ``times[m]``: one row of the batch each, shape (m, *sample)."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import UninitializedParameter
 
 from quadjoint.gradient.base import Gradient
 from quadjoint.gradient.continuous import GaussLegendre
@@ -17,6 +18,7 @@ from quadjoint.gradient.cost import Estimate, cheapest, predict, spare
 from quadjoint.gradient.direct import Direct
 from quadjoint.gradient.discrete import DiscreteAdjoint
 from quadjoint.gradient.sizes import measure
+from quadjoint.gradient.tape import saved_tensors_are_watched
 from quadjoint.problem import Problem
 
 logger = logging.getLogger("quadjoint")
@@ -45,6 +47,11 @@ class Auto(Gradient):
             return self._say(problem, Direct(), "no gradient is needed")
         if problem.solver.method == "scipy_solver":
             return self._say(problem, GaussLegendre(), "SciPy's steps cannot be recorded or transposed")
+        if saved_tensors_are_watched():
+            how = DiscreteAdjoint() if problem.solver.stepper.transposable else Direct()
+            return self._say(problem, how, f"{how.name}: saved tensors are hooked, and a checkpoint must find the same")
+        if isinstance(f, torch.nn.Module) and any(isinstance(p, UninitializedParameter) for p in f.parameters()):
+            return self._say(problem, Direct(), "direct: there are parameters without a shape yet")
         sizes = measure(problem, f, y0, params)
         costs = predict(sizes, math.inf)
         limit = self._limit(costs[cheapest(costs, math.inf)], y0.device)

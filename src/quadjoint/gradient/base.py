@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -72,11 +72,24 @@ class _Solve(torch.autograd.Function):
         if torch.is_grad_enabled():
             return None, None, *differentiable(problem, ctx.tensors, y0, points, observed, grad_ys)
         detached = _captured(problem, ctx.tensors, lambda x: x.detach().requires_grad_(x.requires_grad))
-        with detached as same, reusable():
+        with detached as same, reusable(), hooks_aside(same.params):
             out = ctx.method.backward(same, ctx.memory, grad_ys)
         if not graph_is_kept():
             ctx.memory = None  # as autograd frees what it saved, also while the result of the solve lives on
         return None, None, out.y0, out.points, out.observed, *out.params
+
+
+@contextmanager
+def hooks_aside(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Take off the hooks of tensors: they are for the gradient of the whole solve, not for those of its parts."""
+    held = [(hooks, dict(hooks)) for x in tensors if (hooks := x._backward_hooks)]
+    for hooks, _ in held:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, own in held:
+            hooks.update(own)
 
 
 def graph_is_kept() -> bool:

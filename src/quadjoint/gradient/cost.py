@@ -23,7 +23,7 @@ DIRECT = 2.5e-4
 JOINT, STACKED, AGAIN = 4.0e-4, 5.0e-4, 1.2e-4  # with kept activations, and what recomputing them adds
 COMPILED_JOINT = 1.5  # in units of the direct method's
 PARALLEL, PARALLEL_START, PARALLEL_FEATURE = 1.8e-4, 1.0e-3, 1.5e-4  # an evaluation; a chunk, and each of its products
-PROBE = 3e-3
+TRIAL = 3e-3
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Sizes:
     activation_bytes: int  # kept by autograd for one evaluation
     evaluations: int  # in the forward solve
     independent: bool  # parallel mode may be used
-    probed: bool = True  # that samples are independent need not be tried for this solve alone
+    tried: bool = True  # that samples are independent need not be tried for this solve alone
     deferrable: bool = False  # parameters are mostly those of linear layers
     transposable: bool = True
     compiled: bool = False  # steps run in graphs of torch.compile
@@ -80,7 +80,7 @@ def predict(s: Sizes, activations: float = 0) -> dict[str, Estimate]:
         start = (PARALLEL_START + PARALLEL_FEATURE * s.features + gradient) / stack
         products = (3 + s.features) * wide + (1.5 + 0.5 * s.features) * element
         work = e * (PARALLEL + start + thin + element + products)
-        work += 0.0 if s.probed else PROBE + 6 * (thin + element)
+        work += 0.0 if s.tried else TRIAL + 6 * (thin + element)
         costs["parallel"] = Estimate(work, stages + stack * s.activation_bytes)
     return costs
 
@@ -94,7 +94,7 @@ def _traffic(parameter_bytes: int) -> float:
 
 def spare(s: Sizes, limit: float) -> int:
     """Bytes of activations that "joint" and "stacked" may keep and stay within ``limit`` bytes."""
-    needed = max(c.bytes for name, c in predict(s).items() if name != "direct")
+    needed = max((c.bytes for name, c in predict(s).items() if name != "direct"), default=0)
     return max(0, int(min(limit, 2.0**62)) - needed)
 
 

@@ -18,6 +18,7 @@ from quadjoint.gradient.parameters import CHUNK_ROWS, Products
 from quadjoint.gradient.tape import Graph, saved_tensors_are_watched
 
 Layer = tuple[int, int | None]  # indices of weight and bias among the parameters
+PLAIN = (Tensor, torch.nn.Parameter)
 MOSTLY = 0.9  # share of the parameters in linear layers from which they decide
 
 
@@ -29,18 +30,24 @@ class DeferredLinear(TorchFunctionMode):
         self.params, self.total = params, max(1, sum(p.numel() for p in params))
         self.index = {id(p): i for i, p in enumerate(params)}
         self.products: Products | None = None  # where the sums are, while a backward pass of ours runs
+        self.task: int | None = None
         self.noted: dict[Layer, tuple[list[Tensor], list[Tensor]]] = {}
         self.met: set[int] = set()  # indices of the weights and biases that were met
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is functional.linear and not kwargs and len(args) == 3 and id(args[1]) in self.index:
+        if func is functional.linear and not kwargs and len(args) == 3 and self._is_layer(*args[1:]):
             x, weight, bias = args
-            layer = self.index[id(weight)], None if bias is None else self.index.get(id(bias), -1)
-            if layer[1] != -1:
-                self.met.update(i for i in layer if i is not None)
-                if _plain(x):
-                    return _Linear.apply(x, weight, bias, self, layer)
+            layer = self.index[id(weight)], None if bias is None else self.index[id(bias)]
+            self.met.update(i for i in layer if i is not None)
+            if _plain(x):
+                return _Linear.apply(x, weight, bias, self, layer)
         return func(*args, **(kwargs or {}))
+
+    def _is_layer(self, weight: Tensor, bias: Tensor | None) -> bool:
+        """A matrix and a vector, or none, of real numbers, both parameters of the solve as they are."""
+        if id(weight) not in self.index or type(weight) not in PLAIN or weight.ndim != 2 or weight.is_complex():
+            return False
+        return bias is None or (id(bias) in self.index and type(bias) in PLAIN and bias.ndim == 1)
 
     @property
     def share(self) -> float:
@@ -50,13 +57,26 @@ class DeferredLinear(TorchFunctionMode):
     def transpose(self, products: Products, graph: Graph, a: Tensor) -> Tensor:
         """As ``Products.transpose``, with the parameter products of linear layers noted.
 
-        Only meanwhile: where f itself calls autograd, it wants its gradients at once.
+        Only in this backward pass: where f itself calls autograd, also within it, it wants its gradients at once.
         """
+        if not graph.out.requires_grad:
+            return torch.zeros_like(graph.y)
         self.products = products
         try:
-            return products.transpose(*graph, a)
+            with torch.enable_grad():
+                out = _Begin.apply(graph.out, self)
+            return products.transpose(out, graph.y, a)
         finally:
-            self.products = None
+            self.products, self.task = None, None
+
+    def begins(self) -> None:
+        """Called first in a backward pass of ours."""
+        self.task = torch._C._current_graph_task_id()
+
+    @property
+    def postpones(self) -> bool:
+        """Whether the backward pass that is running is ours, and none within it."""
+        return self.products is not None and self.task == torch._C._current_graph_task_id()
 
     def flush(self, products: Products) -> None:
         """Add what is noted to the sums."""
@@ -91,6 +111,20 @@ def _plain(x: Tensor) -> bool:
     )
 
 
+class _Begin(torch.autograd.Function):
+    """The identity, which tells a backward pass of ours from others."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, sink: DeferredLinear) -> Tensor:
+        ctx.sink = sink
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        ctx.sink.begins()
+        return grads[0], None
+
+
 class _Linear(torch.autograd.Function):
     """x W^T + b, whose gradients in W and b are noted in a backward pass of ours, and else returned."""
 
@@ -106,7 +140,7 @@ class _Linear(torch.autograd.Function):
         (g,) = grads
         x, weight = ctx.saved_tensors
         in_x = g @ weight if ctx.needs_input_grad[0] else None
-        if ctx.sink.products is not None:
+        if ctx.sink.postpones:
             ctx.sink.note(ctx.layer, x, g)
             return in_x, None, None, None, None
         # f itself differentiates: its own gradients are made at once, and can be differentiated again.

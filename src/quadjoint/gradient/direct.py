@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quadjoint.compiled import CompiledRungeKutta, reusable
 from quadjoint.depends import leaves
-from quadjoint.gradient.base import Gradient, differentiable, graph_is_kept
+from quadjoint.gradient.base import Gradient, differentiable, graph_is_kept, hooks_aside
 from quadjoint.graph import capture
 from quadjoint.problem import Problem
 
@@ -67,7 +67,7 @@ class _Recorded(torch.autograd.Function):
             return None, None, None, in_y0, *found
         start, ys = ctx.memory
         # The graph of tensors that f closes over is used by others as well.
-        with reusable():
+        with reusable(), hooks_aside(params):
             out = torch.autograd.grad(ys, (start, *params), grads[0], retain_graph=True, allow_unused=True)
         if not graph_is_kept():
             ctx.memory = None

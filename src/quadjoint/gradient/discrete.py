@@ -23,11 +23,11 @@ from quadjoint.gradient.base import Gradient, Gradients
 from quadjoint.gradient.checkpoints import Recorder, backwards
 from quadjoint.gradient.cost import Sizes, cheapest, predict
 from quadjoint.gradient.deferred import DeferredLinear
-from quadjoint.gradient.parallel import parallel_sweep, samples_are_independent
+from quadjoint.gradient.parallel import may_be_parallel, parallel_sweep
 from quadjoint.gradient.parameters import Products
 from quadjoint.gradient.sizes import known, note_evaluation, remember, sizes_of
 from quadjoint.gradient.sweeps import clock_sweep, compiled_sweep, replay, stage_sweep
-from quadjoint.gradient.tape import NOTHING, Tape, saved_tensors_are_watched
+from quadjoint.gradient.tape import NOTHING, Tape, keeping_is_pointless
 from quadjoint.gradient.transpose import Observations, StepTransposer
 from quadjoint.problem import Problem
 
@@ -96,16 +96,17 @@ class DiscreteAdjoint(Gradient):
 
     def _tape(self, problem: Problem, deferred: DeferredLinear) -> Tape | None:
         """Keeps activations, unless the backward pass will be parallel in time and has no use for them."""
-        if self.activations == 0 or self.mode == "parallel" or saved_tensors_are_watched():
+        if self.activations == 0 or self.mode == "parallel" or keeping_is_pointless():
             return None
 
         def allow(tape: Tape) -> None:
             sizes = sizes_of(problem)
             mode = self.pick_mode(sizes) if self.mode == "auto" else self.mode
-            tape.left = 0 if mode == "parallel" else self.activations // max(1, sizes.activation_bytes)
+            keeps = mode != "parallel" and known(problem).countable
+            tape.left = self.activations // max(1, sizes.activation_bytes) if keeps else 0
             tape.within = deferred if mode == "stacked" else NOTHING
 
-        def measured(tape: Tape, activation_bytes: int) -> None:
+        def measured(tape: Tape, activation_bytes: int | None) -> None:
             note_evaluation(problem, activation_bytes, deferred)
             allow(tape)
 
@@ -127,7 +128,7 @@ class DiscreteAdjoint(Gradient):
             mode = self._usable_mode(problem, memory)
             steps = backwards(memory, partial(replay, problem))
             if mode == "parallel":
-                a = parallel_sweep(transposer, products, steps)
+                a = parallel_sweep(transposer, products, steps, asked=self.mode == "parallel")
             else:
                 a = stage_sweep(transposer, products, steps, memory.deferred if mode == "stacked" else None)
         problem.stats.reason = problem.stats.reason or f"discrete, {mode}"
@@ -146,7 +147,7 @@ class DiscreteAdjoint(Gradient):
         if memory.has_graphs:
             sizes = replace(sizes, independent=False)
         mode = self.pick_mode(sizes) if self.mode == "auto" else self.mode
-        if mode == "parallel" and not samples_are_independent(problem, memory, asked=self.mode == "parallel"):
+        if mode == "parallel" and not may_be_parallel(problem, memory, asked=self.mode == "parallel"):
             return self.pick_mode(replace(sizes, independent=False))
         return mode
 

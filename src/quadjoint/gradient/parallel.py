@@ -3,12 +3,18 @@
 All stages of a chunk of steps are evaluated in one stacked call. Where samples do not influence each other, d products
 on its graph give the d x d Jacobians of every stage and sample; the recursion over stages then multiplies small
 matrices, and one more product on the same graph gives the parameter gradient.
+
+That last product, of all stages with their lambdas, also gives every mu of the recursion without the assumption. Where
+the two agree the gradient is exact; where they do not, samples do influence each other, and the chunk is transposed
+again stage by stage.
 """
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,107 +25,114 @@ from quadjoint.dynamics import can_stack, owner
 from quadjoint.errors import warn_once
 from quadjoint.gradient.checkpoints import Recorder, StepRecord
 from quadjoint.gradient.parameters import CHUNK_ROWS, Products
+from quadjoint.gradient.sweeps import stage_sweep
 from quadjoint.gradient.transpose import StepTransposer
 from quadjoint.problem import Problem
 
-_independent: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
-
-
 MAX_FEATURES = 8
+
+# Whether the parallel sweep was right for a function at a shape. A solve that it is wrong for is noticed in any case.
+_right: weakref.WeakKeyDictionary[Any, dict[Any, bool]] = weakref.WeakKeyDictionary()
 
 
 def small_samples(problem: Problem) -> bool:
     """Whether the state is a batch of small samples that are not known to influence each other."""
     f, shape = problem.f, problem.f.shape
-    if not shape or f.packed or shape[-1] > MAX_FEATURES:
+    if not shape or f.packed or f.dtype.is_complex or shape[-1] > MAX_FEATURES:
         return False
     return _known(problem).get(_key(problem), True)
 
 
-def probe_pays(problem: Problem) -> bool:
-    """Whether trying that costs nothing: it has been done, or was for a module, which is solved many times."""
+def trial_pays(problem: Problem) -> bool:
+    """Whether a first try costs nothing: it has been made, or is for a module, which is solved many times."""
     return isinstance(owner(problem.f.f), torch.nn.Module) or _key(problem) in _known(problem)
 
 
 def _known(problem: Problem) -> dict[Any, bool]:
     try:
-        return _independent.setdefault(owner(problem.f.f), {})
+        return _right.setdefault(owner(problem.f.f), {})
     except TypeError:
         return {}
 
 
-def samples_are_independent(problem: Problem, memory: Recorder, asked: bool) -> bool:
-    """Whether a random half of the batch leaves the other half's derivatives alone; tried once per function and shape.
-
-    Says so in a warning if they do not and the user ``asked`` for the parallel mode. If not asked, f must also allow to
-    be evaluated as a stack.
-    """
-    f, shape = problem.f, problem.f.shape
-    if not shape or f.packed:
-        return False
-    if not memory.records:
-        return True
-    samples = shape[:-1].numel() if len(shape) > 1 else 1
-    known, key = _known(problem), _key(problem)
-    if key not in known:
-        record = memory.records[0]
-        y = memory.states[0] if record.inputs is None else record.inputs[0]
-        known[key] = (asked or can_stack(f, record.t0, y)) and (samples == 1 or _probe(problem, record.t0, y, samples))
-    if not known[key] and asked:
-        warn_once(
-            f"coupled {id(f.f)}",
-            f"The samples of a batch influence each other in {type(f.f).__name__}; the parallel backward pass needs "
-            "independent samples, so products are computed stage by stage instead.",
-        )
-    return known[key]
-
-
 def _key(problem: Problem) -> Any:
-    """Samples may be coupled in training and not in evaluation (batch normalisation)."""
+    """Samples may be coupled in training and not in evaluation (batch normalisation), or by one method of an object."""
     module = owner(problem.f.f)
     training = tuple(m.training for m in module.modules()) if isinstance(module, torch.nn.Module) else ()
-    return problem.f.shape, training
+    return problem.f.shape, training, getattr(problem.f.f, "__func__", None)
 
 
-def _probe(problem: Problem, t: float, y: Tensor, samples: int) -> bool:
-    products = Products(problem)
-    generator = torch.Generator().manual_seed(0)
-    point = y + 1e-3 * torch.randn(y.shape, generator=generator, dtype=y.dtype.to_real()).to(y)
-    for _ in range(2):
-        out, y = products.record(t, point)
-        if not out.requires_grad:
-            return True
-        chosen = torch.randperm(samples, generator=generator) < (samples + 1) // 2
-        mask = chosen.to(y.device).reshape(*y.shape[:-1], 1)
-        v = torch.randn(y.shape, generator=generator, dtype=y.dtype.to_real()).to(y) * mask
-        (g,) = torch.autograd.grad(out, y, v, retain_graph=True, allow_unused=True)
-        if g is not None and bool((g * ~mask).abs().max() > 1e-6 * g.abs().max()):
-            return False
-    return True
+def may_be_parallel(problem: Problem, memory: Recorder, asked: bool) -> bool:
+    """Whether to try. Where the user has not ``asked`` for it, f must allow to be evaluated as a stack."""
+    f, shape = problem.f, problem.f.shape
+    if not shape or f.packed or not shape.numel() or not memory.records:
+        return False
+    known = _known(problem).get(_key(problem))
+    if known is None and not asked:
+        record = memory.records[0]
+        y = memory.states[0] if record.inputs is None else record.inputs[0]
+        known = can_stack(f, record.t0, y)
+    if known is False:
+        _note(problem, False, asked)
+    return known is not False
 
 
-def parallel_sweep(transposer: StepTransposer, products: Products, steps: Iterator[StepRecord]) -> Tensor:
+def _note(problem: Problem, right: bool, asked: bool) -> None:
+    _known(problem)[_key(problem)] = right
+    if asked and not right:
+        name = type(problem.f.f).__name__
+        warn_once(
+            f"coupled {id(problem.f.f)}",
+            f"The samples of a batch influence each other in {name}, or hooks are in the way; the parallel backward "
+            "pass needs independent samples, so products are computed stage by stage instead.",
+        )
+
+
+def parallel_sweep(transposer: StepTransposer, products: Products, steps: Iterator[StepRecord], asked: bool) -> Tensor:
     """Transpose the steps in chunks; returns dL/dy at the start, without the initial observation."""
-    shape = transposer.problem.f.shape
+    problem = transposer.problem
+    shape = problem.f.shape
     rows = shape[:-1].numel() if len(shape) > 1 else 1
     limit = max(1, 4 * CHUNK_ROWS // rows)
     a, carried = transposer.zero(), None
-    chunk: list[StepRecord] = []
-    stages = 0
-    for record in steps:
-        chunk.append(record)
-        stages += record.stages
-        if stages >= limit:
-            a, carried = _chunk(transposer, products, chunk, a, carried)
-            chunk, stages = [], 0
-    if chunk:
-        a, carried = _chunk(transposer, products, chunk, a, carried)
+    for chunk in _chunks(steps, limit):
+        done = _transposed(transposer, products, chunk, a, carried)
+        if not done.right:
+            if done.finite:
+                _note(problem, False, asked)
+            return stage_sweep(transposer, products, itertools.chain(chunk, steps), None, a, carried)
+        products.add(done.gradients)
+        a, carried = done.a, done.carried
+    _note(problem, True, asked)
     return a.view(shape)
 
 
-def _chunk(transposer: StepTransposer, products: Products, chunk: list[StepRecord], a: Tensor,
-           carried: Tensor | None) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+def _chunks(steps: Iterator[StepRecord], limit: int) -> Iterator[list[StepRecord]]:
+    chunk: list[StepRecord] = []
+    for record in steps:
+        chunk.append(record)
+        if sum(r.stages for r in chunk) >= limit:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+@dataclass
+class _Transposed:
+    """A chunk transposed under the assumption of independent samples, and whether it holds."""
+
+    a: Tensor
+    carried: Tensor | None
+    gradients: Sequence[Tensor | None]
+    right: bool = True
+    finite: bool = True
+
+
+def _transposed(transposer: StepTransposer, products: Products, chunk: list[StepRecord], a: Tensor,
+                carried: Tensor | None) -> _Transposed:  # fmt: skip
     """Transpose a chunk of steps, last first."""
+    problem = transposer.problem
     times: list[float] = []
     points: list[Tensor] = []
     for record in chunk:
@@ -131,24 +144,42 @@ def _chunk(transposer: StepTransposer, products: Products, chunk: list[StepRecor
     d = ys.shape[-1]
     jacobians = _jacobians(products, evaluate, ys).reshape(len(ys), -1, d, d).unbind(0)
     lambdas = torch.empty(len(ys), ys[0].numel(), dtype=ys.dtype, device=ys.device)
+    mus = torch.empty_like(lambdas)
     start = 0
     for record in chunk:
         adjoints, _, _ = transposer.open(record, a, carried)
         rows = transposer.scaled(transposer.rows, record)
         first = 1 if record.shared else 0
         for i in range(record.stages - 1, first - 1, -1):
-            mu = torch.matmul(adjoints[1 + i].view(-1, 1, d), jacobians[start + i - first])
-            adjoints[: 1 + i].addr_(rows[i, : 1 + i], mu.view(-1))
+            mu = mus[start + i - first]
+            torch.matmul(adjoints[1 + i].view(-1, 1, d), jacobians[start + i - first], out=mu.view(-1, 1, d))
+            adjoints[: 1 + i].addr_(rows[i, : 1 + i], mu)
         count = record.stages - first
         lambdas[start : start + count] = adjoints[1 + first :]
         start += count
         carried = adjoints[1] if record.shared else None
         a = adjoints[0]
-    params, out = transposer.problem.params, evaluate()
-    if params and out.requires_grad:
-        products.stats.vjp_params += 1
-        products.add(torch.autograd.grad(out, params, lambdas.view(out.shape), retain_graph=True, allow_unused=True))
-    return a, carried
+    out = evaluate()
+    if not out.requires_grad:
+        return _Transposed(a, carried, [])
+    lambdas = lambdas.view(out.shape)
+    products.stats.vjp_params += bool(problem.params)
+    found, *gradients = torch.autograd.grad(out, (ys, *problem.params), lambdas, retain_graph=True, allow_unused=True)
+    true = torch.zeros_like(mus) if found is None else found.reshape(mus.shape)
+    done = _Transposed(a, carried, gradients, _agree(mus, true))
+    if done.right and _key(problem) not in _known(problem):
+        # Under vmap f does not see that its input requires grad, and hooks on it are not called.
+        done.right = _agree(
+            products.transpose_state(*products.record(times[0], points[0]), lambdas[0]).reshape(-1), true[0]
+        )
+    done.finite = bool(torch.isfinite(true).all())
+    return done
+
+
+def _agree(found: Tensor, true: Tensor) -> bool:
+    """Equal up to rounding: to a part in 1e9, or a thousand units in the last place, of the largest."""
+    allowed = max(1e-9, 1e3 * torch.finfo(found.dtype).eps)
+    return bool((found - true).abs().max() <= allowed * true.abs().max())
 
 
 def _reusable(out: Tensor, again: Callable[[], Tensor]) -> Callable[[], Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -14,10 +13,11 @@ from quadjoint.depends import upstream
 from quadjoint.dynamics import owner
 from quadjoint.gradient.cost import Sizes
 from quadjoint.gradient.deferred import MOSTLY, DeferredLinear
-from quadjoint.gradient.parallel import probe_pays, small_samples
-from quadjoint.gradient.tape import record, saved_bytes
+from quadjoint.gradient.parallel import small_samples, trial_pays
+from quadjoint.gradient.tape import record_and_count
 from quadjoint.problem import Problem, find_parameters
 
+KINDS = 64  # kinds of solves of one function that are remembered
 FIRST_GUESS = 30  # evaluations, where a function has not been solved before
 
 
@@ -26,6 +26,7 @@ class Known:
     """What has been measured of a function at one shape."""
 
     activation_bytes: int | None = None
+    countable: bool = True  # the activations
     partial: bool = True  # single gradients can be had, as not of reentrant checkpoints
     deferrable: bool = False  # the parameters are mostly those of linear layers
     evaluations: dict[Any, int] = field(default_factory=dict)  # per method, interval and tolerance
@@ -55,13 +56,17 @@ def _key(problem: Problem) -> Any:
 
 def remember(problem: Problem) -> None:
     """Keep the evaluations of a solve that has been made for the next one of its kind."""
-    known(problem).evaluations[_key(problem)] = problem.stats.forward_evaluations
+    evaluations = known(problem).evaluations
+    evaluations.pop(_key(problem), None)
+    evaluations[_key(problem)] = problem.stats.forward_evaluations
+    if len(evaluations) > KINDS:
+        evaluations.pop(next(iter(evaluations)))
 
 
-def note_evaluation(problem: Problem, activation_bytes: int, deferred: DeferredLinear) -> None:
-    """Keep what was measured in a recorded evaluation."""
+def note_evaluation(problem: Problem, activation_bytes: int | None, deferred: DeferredLinear) -> None:
+    """Keep what was measured in a recorded evaluation; bytes that could not be counted are taken for few."""
     found = known(problem)
-    found.activation_bytes = activation_bytes
+    found.activation_bytes, found.countable = activation_bytes or 0, activation_bytes is not None
     found.deferrable = deferred.share > MOSTLY
 
 
@@ -80,7 +85,7 @@ def sizes_of(problem: Problem, evaluations: int | None = None) -> Sizes:
         deferrable=found.deferrable,
         evaluations=evaluations,
         independent=small_samples(problem),
-        probed=probe_pays(problem),
+        tried=trial_pays(problem),
         transposable=problem.solver.stepper.transposable and found.partial,
         compiled=problem.compiled,
     )
@@ -92,9 +97,8 @@ def measure(problem: Problem, f: Callable[..., Any], y0: Tensor, params: Any) ->
     problem.params = find_parameters(f, problem.f, start, y0, params)
     if known(problem).activation_bytes is None:
         dynamics, deferred = problem.f, DeferredLinear(problem.params)
-        with saved_bytes(problem.params) as total:
-            graph = record(dynamics.checked, dynamics.time(start), y0, deferred)
-        note_evaluation(problem, total[0], deferred)
+        graph, count = record_and_count(dynamics.checked, dynamics.time(start), y0, problem.params, deferred)
+        note_evaluation(problem, count, deferred)
         known(problem).partial = not any("CheckpointFunction" in node.name() for node in upstream(graph.out))
-    problem.on_done = partial(remember, problem)
+    problem.on_done = remember
     return sizes_of(problem)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -18,16 +18,21 @@ from quadjoint.problem import Problem
 from quadjoint.steppers import RungeKuttaStep
 
 
-def stage_sweep(transposer: StepTransposer, products: Products, steps: Iterator[StepRecord],
-                deferred: DeferredLinear | None) -> Tensor:  # fmt: skip
+def stage_sweep(transposer: StepTransposer, products: Products, steps: Iterable[StepRecord],
+                deferred: DeferredLinear | None, a: Tensor | None = None,
+                carried: Tensor | None = None) -> Tensor:  # fmt: skip
     """Transpose stage by stage; returns dL/dy at the start, without the initial observation.
 
-    Parameter products are taken with the state's, or many at a time: those of linear layers ``deferred``. Where other
-    layers have the most parameters, f is evaluated once more at a stack of points.
+    ``a`` and ``carried`` are the adjoints behind the last of the steps, where that is not the last of all. Parameter
+    products are taken with the state's, or many at a time: those of linear layers ``deferred``. Where other layers
+    have the most parameters, f is evaluated once more at a stack of points.
     """
     shape = transposer.problem.f.shape
     queue: _Queue | None = None
-    a, carried = transposer.zero(), None
+    if a is None:
+        a = transposer.zero()
+    if deferred is not None:
+        deferred.noted.clear()  # of a sweep that an exception has ended
     for record in steps:
         adjoints, _, live = transposer.open(record, a, carried)
         rows = transposer.scaled(transposer.rows, record)

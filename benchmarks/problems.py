@@ -233,7 +233,8 @@ def head_cross_entropy(ys: Any, c: dict[str, Any], xp: Any) -> Any:
 
 
 def _cross_entropy(logits: Any, target: Any, xp: Any) -> Any:
-    return (xp.log(xp.exp(logits).sum(-1)) - (logits * target).sum(-1)).mean()
+    shifted = logits - xp.amax(logits, -1)[..., None]  # so that nothing overflows
+    return (xp.log(xp.exp(shifted).sum(-1)) - (shifted * target).sum(-1)).mean()
 
 
 def last_position_error(ys: Any, c: dict[str, Any], xp: Any) -> Any:

@@ -94,7 +94,7 @@ def in_turns(contenders: list[Contender], limits: Limits) -> None:
     for turn in range(limits.turns):
         first = (
             turn * len(contenders) // limits.turns
-        )  # nobody always comes after the same, whose data are in the cache
+        )  # nobody always comes after the same
         for c in contenders[first:] + contenders[:first]:
             if c.spent and (c.spent > limits.total or c.spent + min(c.seconds) > 1.5 * limits.total):
                 continue

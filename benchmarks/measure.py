@@ -92,9 +92,7 @@ def in_turns(contenders: list[Contender], limits: Limits) -> None:
         if c.first_seconds > 2 * limits.total and not c.record.get("compiled"):
             c.seconds, c.cpu = [c.first_seconds], float("nan")
     for turn in range(limits.turns):
-        first = (
-            turn * len(contenders) // limits.turns
-        )  # nobody always comes after the same
+        first = turn * len(contenders) // limits.turns  # nobody always comes after the same
         for c in contenders[first:] + contenders[:first]:
             if c.spent and (c.spent > limits.total or c.spent + min(c.seconds) > 1.5 * limits.total):
                 continue

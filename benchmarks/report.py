@@ -7,6 +7,8 @@ from typing import Any
 
 from benchmarks.aims import aims
 from benchmarks.forward import ratios as forward_ratios
+from benchmarks.methods import ours
+from benchmarks.problems import cells as all_cells
 from benchmarks.sweeps import TARGETS, bytes_per_step, time_to_reach
 
 Record = dict[str, Any]
@@ -49,6 +51,14 @@ def markdown(records: list[Record]) -> str:
     sections = (skipped_text, precision_text, scaling_text, forward_text, aims_text)
     parts += [section(records) for section in sections]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def in_order(records: list[Record]) -> list[Record]:
+    """As problems and methods are listed, also where some were measured again later."""
+    places = {name: i for i, name in enumerate(all_cells())}
+    mine = {method.name: i for i, method in enumerate(ours())}
+    last = len(places) + len(mine)
+    return sorted(records, key=lambda r: (places.get(r.get("cell", ""), last), mine.get(r.get("method", ""), last)))
 
 
 def _column_groups(records: list[Record]) -> list[list[Record]]:

@@ -25,7 +25,7 @@ from benchmarks.measure import FULL, QUICK, Limits, machine
 from benchmarks.methods import Method, ours, stored_reference
 from benchmarks.peers import peers
 from benchmarks.problems import Cell, build, cells
-from benchmarks.report import markdown
+from benchmarks.report import in_order, markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDIES = ("forward", "precision", "scaling")
@@ -126,7 +126,7 @@ def prepare(items: list[str], say: Say) -> None:
 
 
 def write_report(out: Path, say: Say) -> None:
-    records = load(out / "results.jsonl")
+    records = in_order(load(out / "results.jsonl"))
     (out / "results.md").write_text(markdown(records))
     drawn = figure.draw(records, out / "results.png")
     say(f"{out / 'results.md'}" + (f", {drawn}" if drawn else ""))

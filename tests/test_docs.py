@@ -161,6 +161,18 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert public - {"GRADIENTS", "METHODS", "TABLEAUS", "nn", "sde"} <= listed
 
 
+def test_times_in_the_readme_are_those_of_the_committed_benchmarks() -> None:
+    from benchmarks.report import seconds
+
+    lines = (ROOT / "benchmarks" / "results" / "results.jsonl").read_text().splitlines()
+    measured = {(r["cell"], r["method"]): r for r in map(json.loads, lines) if r["kind"] == "gradient"}
+    methods = ("quadjoint:auto", "torchdiffeq:direct", "torchdiffeq:adjoint", "diffrax:checkpointed")
+    rows = re.findall(r"^\| .*\(`([\w-]+)`\) \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(rows) >= 5
+    for cell, times in rows:
+        assert times.split(" | ") == [seconds(measured[cell, method]["seconds_best"]) for method in methods]
+
+
 def test_navigation_has_every_page() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for page in PAGES[1:]:

@@ -241,4 +241,6 @@ def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tens
                 f"The dynamics {type(f.f).__name__} cannot be evaluated as a stack ({reason}); "
                 "their products are computed one after another, which is slower.",
             )
+    if torch.is_grad_enabled() and not ys.requires_grad:
+        ys = ys.detach().requires_grad_()  # which backward hooks of modules expect
     return torch.stack([f(t, y) for t, y in zip(ts.unbind(), ys.unbind(), strict=True)])

@@ -71,7 +71,8 @@ def test_gradients_agree_with_direct_backpropagation(noise_type: str, sde_type: 
     sde = network(noise_type, sde_type)
     discrete = gradients(sde, "discrete", 1e-6)
     assert error(discrete, gradients(sde, "direct", 1e-6)) < 1e-11  # the same steps, transposed
-    assert torch.equal(gradients(sde, "discrete", 1e-6, store="seed"), discrete)
+    one_way = qj.DiscreteAdjoint(mode="joint")  # left alone, the second solve may be transposed in another order
+    assert torch.equal(gradients(sde, one_way, 1e-6, store="seed"), gradients(sde, one_way, 1e-6))
     assert error(gradients(sde, "gq", 1e-8), gradients(sde, "direct", 1e-8)) < 1e-6
 
 

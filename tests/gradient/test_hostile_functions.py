@@ -70,6 +70,17 @@ def test_any_coupling_of_samples_is_noticed(how: str, samples: int) -> None:
     assert_exact(f, list(f.parameters()), normal(samples, 3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_coupling_is_noticed_in_low_precision(dtype: torch.dtype) -> None:
+    f, y0 = Coupled("one row").to(dtype), normal(4, 3).to(dtype)
+    how = {"method": "rk4", "options": {"step_size": 0.25}}
+    found = []
+    for gradient in ("direct", qj.DiscreteAdjoint(mode="parallel")):
+        ys = qj.odeint(f, y0, T, gradient=gradient, **how)
+        found.append(torch.cat([g.flatten() for g in torch.autograd.grad(ys.float().square().sum(), f.parameters())]))
+    torch.testing.assert_close(found[1], found[0], rtol=0.1, atol=0.05 * float(found[0].abs().max()))
+
+
 def test_what_is_known_of_one_method_is_not_believed_of_another() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import functools
 import os
 import signal
 import subprocess
@@ -44,7 +45,9 @@ def run(*arguments: str, capsys) -> tuple[int, str, str]:
 def start(*arguments: str, **options) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     command = [sys.executable, "-m", "quadjoint.cli", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, **options)
+    # Tests that a shell runs in the background would hand down that Ctrl-C is ignored.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=heed, **options)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,14 @@ def owner(f: Callable[..., Any]) -> Any:
     return getattr(f, "cache_owner", getattr(f, "__self__", f))
 
 
+def kept_for(store: weakref.WeakKeyDictionary[Any, dict[Any, Any]], f: Callable[..., Any]) -> dict[Any, Any]:
+    """What ``store`` keeps for ``f``; of functions that cannot be hashed or referenced weakly nothing is kept."""
+    try:
+        return store.setdefault(owner(f), {})
+    except TypeError:
+        return {}
+
+
 _IN_PLACE = "f changed its input y in place; return a new tensor instead (for example y * 2, not y.mul_(2))."
 
 
@@ -196,24 +204,27 @@ class RandomnessCheck:
         return not torch.equal(first, second)
 
 
-def _beyond_vmap(f: Callable[..., Any]) -> bool:
-    """Whether modules have backward hooks, which vmap does not call, or parameters of a kind of their own."""
-    module = owner(f)
-    if not isinstance(module, torch.nn.Module):
-        return False
-    hooked = any(m._backward_hooks or m._backward_pre_hooks for m in module.modules())
-    return hooked or any(type(p) is not torch.nn.Parameter for p in module.parameters())
+# What vmap raises where it cannot evaluate a function.
+_UNSTACKABLE = (RuntimeError, NotImplementedError, ValueError, TypeError)
+
+
+def _rule_out_vmap(f: Dynamics) -> None:
+    """Note that f cannot be stacked: for backward hooks, which vmap does not call, or parameters of their own kind."""
+    module = owner(f.f)
+    if f.stackable is None and isinstance(module, torch.nn.Module):
+        hooked = any(m._backward_hooks or m._backward_pre_hooks for m in module.modules())
+        if hooked or any(type(p) is not torch.nn.Parameter for p in module.parameters()):
+            f.stackable = False
 
 
 def can_stack(f: Dynamics, t: float, y: Tensor) -> bool:
     """Whether f can be evaluated as a stack; tried on two copies of a point, where it is not known."""
-    if f.stackable is None and _beyond_vmap(f.f):
-        f.stackable = False
+    _rule_out_vmap(f)
     if f.stackable is None:
         try:
             with torch.no_grad():
                 torch.func.vmap(f.raw)(f.time(t).expand(2), y.detach().expand(2, *y.shape))
-        except (RuntimeError, NotImplementedError, ValueError, TypeError):
+        except _UNSTACKABLE:
             f.stackable = False
     return f.stackable is not False
 
@@ -221,8 +232,7 @@ def can_stack(f: Dynamics, t: float, y: Tensor) -> bool:
 def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
     """f at a stack of (t, y) as one evaluation, or as a loop where f cannot be vectorised (said once)."""
     ts = torch.as_tensor(times, dtype=f.time_dtype, device=ys.device)
-    if f.stackable is None and _beyond_vmap(f.f):
-        f.stackable = False
+    _rule_out_vmap(f)
     if len(ys) > 1 and f.stackable is not False:
         try:
             # A checkpoint inside f would only fail later, when it recomputes outside of vmap.
@@ -231,7 +241,7 @@ def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tens
             f.stackable = True
             f.evaluations += len(ys)
             return out.to(ys.dtype)
-        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+        except _UNSTACKABLE as error:
             if f.stackable:
                 raise
             f.stackable = False

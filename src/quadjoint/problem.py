@@ -102,6 +102,13 @@ class Problem:
         assert isinstance(observer, Observer)
         return observer.times if self.event_time is None else [*observer.times[:-1], self.event_time]
 
+    @property
+    def kind(self) -> Any:
+        """What solves have in common that take alike steps: method, interval and tolerances."""
+        s = self.solver.settings
+        tolerances = tuple(x if isinstance(x, float) else None for x in (s.rtol, s.atol))
+        return self.solver.method, self.make_observer().interval, tolerances
+
     def run(self, y0: Tensor, accepted: Callable[[Any], None] | None = None) -> Tensor:
         """Solve forwards; grad mode decides whether the solve is recorded by autograd."""
         observer = self.make_observer()

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from quadjoint.dynamics import owner
+from quadjoint.dynamics import kept_for
 from quadjoint.problem import Problem
 
 SEARCH = 1  # evaluations of the search; its other one is the first stage of the first step
@@ -23,36 +23,22 @@ class WarmStart:
     """
 
     def __init__(self, problem: Problem, f: Callable[..., Any], options: dict[str, Any]) -> None:
-        self.problem, self.f = problem, owner(f)
+        self.problem, self.known = problem, kept_for(_first_steps, f)
         solver = problem.solver
         self.on = solver.grid is None and solver.method != "scipy_solver"
         self.on = self.on and options.get("warm_start", True) and solver.settings.first_step is None
-        s = solver.settings
-        tolerances = tuple(x if isinstance(x, float) else None for x in (s.rtol, s.atol))
-        self.key = (
-            solver.method,
-            tuple(problem.make_observer().interval),
-            problem.f.shape,
-            problem.f.dtype,
-            tolerances,
-        )
+        self.key = problem.kind, problem.f.shape, problem.f.dtype
 
     def __enter__(self) -> None:
-        if not self.on:
-            return
-        try:
-            known = _first_steps.get(self.f, {}).get(self.key)
-        except TypeError:  # not hashable or not weakly referenceable
-            self.on = False
-            return
-        if known is not None:
-            self.problem.solver = self.problem.solver.starting_with(known)
+        h = self.known.get(self.key) if self.on else None
+        if h is not None:
+            self.problem.solver = self.problem.solver.starting_with(h)
             self.problem.saved_evaluations = SEARCH
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         if not self.on:
             return
         if kind is None and self.problem.first_h is not None:
-            _first_steps.setdefault(self.f, {})[self.key] = self.problem.first_h
+            self.known[self.key] = self.problem.first_h
         else:
-            _first_steps.get(self.f, {}).pop(self.key, None)
+            self.known.pop(self.key, None)

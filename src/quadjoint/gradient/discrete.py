@@ -86,12 +86,11 @@ class DiscreteAdjoint(Gradient):
         if keep == "stages" and self.max_states is None and problem.solver.points is None:
             tape = self._tape(problem, deferred)
         recorder = Recorder(keep, self.max_states, deferred, tape)
-        problem.f.tape = tape
+        problem.f.tape, problem.on_done = tape, remember
         try:
             ys = problem.run(y0, accepted=recorder)
         finally:
             problem.f.tape = None
-        remember(problem)
         return ys, recorder
 
     def _tape(self, problem: Problem, deferred: DeferredLinear) -> Tape | None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.compiled import once_only
-from quadjoint.dynamics import can_stack, owner
+from quadjoint.dynamics import can_stack, kept_for, owner
 from quadjoint.errors import warn_once
 from quadjoint.gradient.checkpoints import Recorder, StepRecord
 from quadjoint.gradient.parameters import CHUNK_ROWS, Products
@@ -49,10 +49,7 @@ def trial_pays(problem: Problem) -> bool:
 
 
 def _known(problem: Problem) -> dict[Any, bool]:
-    try:
-        return _right.setdefault(owner(problem.f.f), {})
-    except TypeError:
-        return {}
+    return kept_for(_right, problem.f.f)
 
 
 def _key(problem: Problem) -> Any:
@@ -172,7 +169,7 @@ def _transposed(transposer: StepTransposer, products: Products, chunk: list[Step
         done.right = _agree(
             products.transpose_state(*products.record(times[0], points[0]), lambdas[0]).reshape(-1), true[0]
         )
-    done.finite = bool(torch.isfinite(true).all())
+    done.finite = done.right or bool(torch.isfinite(true).all())
     return done
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from quadjoint.depends import upstream
-from quadjoint.dynamics import owner
+from quadjoint.dynamics import kept_for
 from quadjoint.gradient.cost import Sizes
 from quadjoint.gradient.deferred import MOSTLY, DeferredLinear
 from quadjoint.gradient.parallel import small_samples, trial_pays
@@ -29,7 +29,7 @@ class Known:
     countable: bool = True  # the activations
     partial: bool = True  # single gradients can be had, as not of reentrant checkpoints
     deferrable: bool = False  # the parameters are mostly those of linear layers
-    evaluations: dict[Any, int] = field(default_factory=dict)  # per method, interval and tolerance
+    evaluations: dict[Any, int] = field(default_factory=dict)  # per kind of solve
 
 
 _known: weakref.WeakKeyDictionary[Any, dict[Any, Known]] = weakref.WeakKeyDictionary()
@@ -39,26 +39,16 @@ def known(problem: Problem) -> Known:
     """What is remembered of the function of a solve; functions that cannot be referenced weakly are forgotten."""
     f = problem.f
     if f.known is None:
-        try:
-            shapes = _known.setdefault(owner(f.f), {})
-        except TypeError:
-            shapes = {}
-        f.known = shapes.setdefault((f.shape, f.dtype, f.device), Known())
+        f.known = kept_for(_known, f.f).setdefault((f.shape, f.dtype, f.device), Known())
     found: Known = f.known
     return found
 
 
-def _key(problem: Problem) -> Any:
-    settings = problem.solver.settings
-    tolerances = tuple(x if isinstance(x, float) else None for x in (settings.rtol, settings.atol))
-    return problem.solver.method, problem.make_observer().interval, tolerances
-
-
 def remember(problem: Problem) -> None:
     """Keep the evaluations of a solve that has been made for the next one of its kind."""
-    evaluations = known(problem).evaluations
-    evaluations.pop(_key(problem), None)
-    evaluations[_key(problem)] = problem.stats.forward_evaluations
+    evaluations, kind = known(problem).evaluations, problem.kind
+    evaluations.pop(kind, None)
+    evaluations[kind] = problem.stats.forward_evaluations
     if len(evaluations) > KINDS:
         evaluations.pop(next(iter(evaluations)))
 
@@ -74,7 +64,7 @@ def sizes_of(problem: Problem, evaluations: int | None = None) -> Sizes:
     """Sizes of a solve, with the evaluations of the last one of its kind and what was measured of one evaluation."""
     shape, params, f, found = problem.f.shape, problem.params, problem.f, known(problem)
     if evaluations is None:
-        evaluations = found.evaluations.get(_key(problem), FIRST_GUESS)
+        evaluations = found.evaluations.get(problem.kind, FIRST_GUESS)
     return Sizes(
         rows=max(1, shape[:-1].numel()) if len(shape) > 1 else 1,
         features=shape[-1] if shape else 1,

@@ -120,7 +120,7 @@ def peak_memory(runner: Runner, record: dict[str, Any], limits: Limits) -> int |
     longest = 10 * limits.memory_run if record["method"] in MAIN else limits.memory_run
     if not runner.torch_memory or record["seconds_best"] > longest:
         return None
-    from quadjoint.experiments.measure import peak_memory as measure
+    from quadjoint.experiments.timing import peak_memory as measure
 
     return measure(runner.run)
 

@@ -9,7 +9,7 @@ from benchmarks.gradients import Record, Say, measure_group
 from benchmarks.measure import Limits
 from benchmarks.methods import Method, Quadjoint
 from benchmarks.problems import END, Cell, build, cells
-from quadjoint.experiments.measure import peak_memory
+from quadjoint.experiments.timing import peak_memory
 
 LIMITS = Limits(turns=3, run=5.0, total=0.6, memory_run=1.0)
 PRECISION_CELLS = ("spheres-100-3x", "sines-200")

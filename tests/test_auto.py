@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import quadjoint as qj
-from quadjoint.gradient.cost import Sizes, cheapest, predict
-from quadjoint.gradient.sizes import measure
+from quadjoint.gradient.choose.cost import Sizes, cheapest, predict
+from quadjoint.gradient.choose.sizes import measure
 
 
 def sizes(**changes: object) -> Sizes:
@@ -73,11 +73,11 @@ def test_activations_are_measured_without_parameters() -> None:
 
 
 def _problem(net: Net, y: Tensor) -> object:
-    from quadjoint.dynamics import Dynamics
-    from quadjoint.integrate import Observer
-    from quadjoint.methods import make_solver
-    from quadjoint.problem import Problem
-    from quadjoint.state import Layout
+    from quadjoint.solver.dynamics import Dynamics
+    from quadjoint.solver.integrate import Observer
+    from quadjoint.solver.methods.catalogue import make_solver
+    from quadjoint.solver.problem import Problem
+    from quadjoint.solver.state import Layout
 
     t = torch.tensor([0.0, 1.0], dtype=torch.float64)
     solver = make_solver("dopri5", {}, 1e-3, 1e-3, Layout(), t, t.tolist(), y, net)

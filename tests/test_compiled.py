@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import quadjoint as qj
-from quadjoint import compiled
 from quadjoint.errors import forget_warnings
+from quadjoint.solver.methods import compiled
 
 # torch's tracer looks at .grad of intermediate tensors and calls deprecated parts of itself.
 pytestmark = [

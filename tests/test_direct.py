@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import problems
 import quadjoint as qj
-from quadjoint.methods import RUNGE_KUTTA
+from quadjoint.solver.methods.catalogue import RUNGE_KUTTA
 
 DTYPE = torch.float64
 TIMES = torch.tensor([0.1, 0.43, 0.97], dtype=DTYPE)

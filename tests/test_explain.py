@@ -9,7 +9,7 @@ import torch
 
 import quadjoint as qj
 from quadjoint.explain import Explanation
-from quadjoint.progress import bar
+from quadjoint.solver.progress import bar
 
 T = torch.tensor([0.0, 1.0])
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 import problems
 import quadjoint as qj
-from quadjoint.adams import Adams, adams_weights
-from quadjoint.dynamics import Dynamics
-from quadjoint.leapfrog import AsynchronousLeapfrog
-from quadjoint.methods import RUNGE_KUTTA
+from quadjoint.solver.dynamics import Dynamics
+from quadjoint.solver.methods.adams import Adams, adams_weights
+from quadjoint.solver.methods.catalogue import RUNGE_KUTTA
+from quadjoint.solver.methods.leapfrog import AsynchronousLeapfrog
 
 # The forward solve is the subject here; no gradient method has to be chosen.
 odeint, solve = partial(qj.odeint, gradient="direct"), partial(qj.solve, gradient="direct")

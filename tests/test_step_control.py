@@ -13,7 +13,7 @@ from torch import Tensor
 
 import problems
 import quadjoint as qj
-from quadjoint.state import max_norm
+from quadjoint.solver.state import max_norm
 
 # The forward solve is the subject here; no gradient method has to be chosen.
 odeint, solve = partial(qj.odeint, gradient="direct"), partial(qj.solve, gradient="direct")

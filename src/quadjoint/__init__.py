@@ -20,13 +20,13 @@ from quadjoint.gradient import (
     Seminorm,
     Stored,
 )
-from quadjoint.gradient.integrals import InState, Quadrature
-from quadjoint.methods import METHODS, register_method
+from quadjoint.gradient.continuous.integral import InState, Quadrature
+from quadjoint.gradient.quadrature import ErrorControlled, Heuristic, NodePolicy, PerStep, Span, gauss_legendre
 from quadjoint.ode import odeint, solve
-from quadjoint.problem import Stats
-from quadjoint.quadrature import ErrorControlled, Heuristic, NodePolicy, PerStep, Span, gauss_legendre
 from quadjoint.solution import Solution
-from quadjoint.tableau import TABLEAUS, ButcherTableau
+from quadjoint.solver.methods.catalogue import METHODS, register_method
+from quadjoint.solver.methods.tableau import TABLEAUS, ButcherTableau
+from quadjoint.solver.problem import Stats
 
 __version__ = "0.1.0"
 

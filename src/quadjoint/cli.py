@@ -33,7 +33,7 @@ Preset = Annotated[str, typer.Option(help="quick (a laptop, under an hour) or pa
 
 def main() -> None:
     """The entry point: refusals and failing disks are one sentence and exit code 1, Ctrl-C is exit code 130."""
-    from quadjoint.experiments.errors import Refusal
+    from quadjoint.experiments.faults import Refusal
 
     try:
         app()
@@ -123,7 +123,7 @@ def bench(context: typer.Context) -> None:
 
 
 def _benchmarks() -> Path:
-    from quadjoint.experiments.errors import Refusal
+    from quadjoint.experiments.faults import Refusal
 
     package = Path(__file__).resolve()
     for root in (package.parents[2], Path.cwd()):
@@ -154,7 +154,7 @@ def _words(text: str | None) -> tuple[str, ...] | None:
 
 
 def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
-    from quadjoint.experiments.errors import Refusal
+    from quadjoint.experiments.faults import Refusal
 
     try:
         numbers = None if text is None else tuple(int(word) for word in _words(text) or ())

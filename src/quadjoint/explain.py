@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from quadjoint.gradient import Auto, Direct, DiscreteAdjoint, Gradient, resolve
-from quadjoint.gradient.auto import free_bytes
-from quadjoint.gradient.cost import Estimate, Sizes, cheapest, predict, spare
-from quadjoint.gradient.sizes import measure as measure_sizes
+from quadjoint.gradient.choose.auto import free_bytes
+from quadjoint.gradient.choose.cost import Estimate, Sizes, cheapest, predict, spare
+from quadjoint.gradient.choose.sizes import measure as measure_sizes
 from quadjoint.ode import odeint, solve
-from quadjoint.problem import Problem, Stats
-from quadjoint.state import State
+from quadjoint.solver.problem import Problem, Stats
+from quadjoint.solver.state import State
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def explain(f: Callable[..., Any], y0: State, t: Tensor, *, method: str = "dopri
             show: bool = True) -> Explanation:  # fmt: skip
     """Print and return what ``gradient="auto"`` would choose for ``qj.odeint(f, y0, t, ...)``, and why.
 
-    One forward solve counts the evaluations; `quadjoint.gradient.cost` predicts time and memory from them and from the
-    sizes. Nothing is left in ``.grad`` of any tensor.
+    One forward solve counts the evaluations; `quadjoint.gradient.choose.cost` predicts time and memory from them and
+    from the sizes. Nothing is left in ``.grad`` of any tensor.
 
     Args:
         f, y0, t, method, rtol, atol, options, params: as in ``odeint``.
@@ -139,7 +139,7 @@ def explain(f: Callable[..., Any], y0: State, t: Tensor, *, method: str = "dopri
 def _measure(how: Gradient, *, f: Callable[..., Any], y0: State, t: Tensor, settings: dict[str, Any],
              tensors: tuple[Tensor, ...], repeats: int) -> Estimate:  # fmt: skip
     """Seconds and peak bytes of one gradient of the mean square of all outputs."""
-    from quadjoint.experiments.measure import peak_memory
+    from quadjoint.experiments.timing import peak_memory
 
     parts = (y0,) if isinstance(y0, Tensor) else y0
     device = parts[0].device

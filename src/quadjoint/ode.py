@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.dynamics import Dynamics, RandomnessCheck
 from quadjoint.errors import SolveError
 from quadjoint.gradient import Gradient, resolve
-from quadjoint.integrate import EventWatch, Hooks, Observer, SampleObserver
-from quadjoint.methods import make_solver
-from quadjoint.problem import Problem, find_parameters
 from quadjoint.solution import Solution
-from quadjoint.state import Layout, State
-from quadjoint.times import (
+from quadjoint.solver.dynamics import Dynamics, RandomnessCheck
+from quadjoint.solver.integrate import EventWatch, Hooks, Observer, SampleObserver
+from quadjoint.solver.methods.catalogue import make_solver
+from quadjoint.solver.problem import Problem, find_parameters
+from quadjoint.solver.state import Layout, State
+from quadjoint.solver.times import (
     LinearMap,
     PiecewiseMap,
     check_times,
@@ -27,7 +27,7 @@ from quadjoint.times import (
     sample_options,
     shift,
 )  # fmt: skip
-from quadjoint.warm_start import WarmStart
+from quadjoint.solver.warm_start import WarmStart
 
 Dynamical = Callable[..., Any]
 
@@ -133,7 +133,7 @@ def _solve(f: Dynamical, y0: State, t: Tensor, method: str, rtol: Any, atol: Any
     how = how.choose(problem, f, y, params)
     problem.hooks = _hooks(f, options, layout, progress, times)
     if compile:
-        from quadjoint.compiled import compile_steps
+        from quadjoint.solver.methods.compiled import compile_steps
 
         compile_steps(problem)
     unrecorded = method == "scipy_solver" and how.name == "direct"
@@ -262,7 +262,7 @@ def _hooks(f: Dynamical, options: dict[str, Any], layout: Layout, progress: bool
 
     hooks = Hooks(*(adapt(getattr(f, f"callback_{name}", None)) for name in ("step", "accept_step", "reject_step")))
     if progress:
-        from quadjoint.progress import bar
+        from quadjoint.solver.progress import bar
 
         hooks = replace(hooks, on_accept=bar(times, hooks.on_accept))
     return hooks

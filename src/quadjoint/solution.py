@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.interpolation import DenseOutput
-from quadjoint.problem import Problem, Stats
-from quadjoint.times import shift
+from quadjoint.solver.interpolation import DenseOutput
+from quadjoint.solver.problem import Problem, Stats
+from quadjoint.solver.times import shift
 
 
 class Solution:

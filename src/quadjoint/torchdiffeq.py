@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint import methods, ode
+from quadjoint import ode
 from quadjoint.errors import warn_once
 from quadjoint.gradient import Backsolve, ContinuousAdjoint, Gradient, resolve
-from quadjoint.gradient.integrals import InState
-from quadjoint.methods import RUNGE_KUTTA, known_options
-from quadjoint.problem import Only
-from quadjoint.state import Layout, State
+from quadjoint.gradient.continuous.integral import InState
+from quadjoint.solver.methods import catalogue
+from quadjoint.solver.methods.catalogue import RUNGE_KUTTA, known_options
+from quadjoint.solver.problem import Only
+from quadjoint.solver.state import Layout, State
 
 __all__ = ["odeint", "odeint_adjoint", "odeint_dense", "odeint_event"]
 
@@ -157,7 +158,7 @@ def _options(method: str, options: dict[str, Any] | None, t: Any, event_fn: Any)
     method knows is refused further down.
     """
     options = dict(options or {})
-    if method not in methods.METHODS:
+    if method not in catalogue.METHODS:
         return options  # the solve will say what is wrong
     anywhere = {*known_options("dopri5"), *known_options("implicit_adams"), "solver", "grid_points", "eps"}
     if method == "scipy_solver":

@@ -203,7 +203,7 @@ def test_torchrun_trains_one_model_in_two_processes(tmp_path):
         "from pathlib import Path\n"
         "from quadjoint.experiments import sines, store\n"
         "from quadjoint.experiments.execute import Job, execute\n"
-        "from quadjoint.experiments.parallel import join, leave\n"
+        "from quadjoint.experiments.workers import join, leave\n"
         "from quadjoint.experiments.scheduler import sweep, together\n"
         "out = Path(sys.argv[1])\n"
         "job = Job('sines', sines.Config(method='discrete', width=5, epochs=3, times=6))\n"

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from quadjoint.experiments import data, fetch
-from quadjoint.experiments.errors import Refusal
+from quadjoint.experiments.faults import Refusal
 from quadjoint.experiments.fetch import Source, fetch_dataset
 
 FILES = {"one": b"first file", "two": b"second file"}

@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from scipy.io import savemat
 
 from quadjoint.experiments import data
-from quadjoint.experiments.errors import Refusal
+from quadjoint.experiments.faults import Refusal
 from quadjoint.experiments.readers import read_cifar_binary, read_cifar_pickle, read_idx, read_mnist, read_svhn
 
 RANDOM = np.random.default_rng(0)

@@ -13,7 +13,7 @@ import pytest
 
 from quadjoint.experiments import store
 from quadjoint.experiments.claims import CLAIMS
-from quadjoint.experiments.errors import Refusal
+from quadjoint.experiments.faults import Refusal
 from quadjoint.experiments.figures import FIGURES
 from quadjoint.experiments.plots import as_svg, canvas, draw_all, mean_and_deviation
 from quadjoint.experiments.published import (

@@ -11,9 +11,9 @@ from torch import nn
 
 from quadjoint.experiments import nested_spheres, ou, sines
 from quadjoint.experiments.files import write_whole
-from quadjoint.experiments.measure import peak_memory
-from quadjoint.experiments.parallel import Team
+from quadjoint.experiments.timing import peak_memory
 from quadjoint.experiments.training import Context, Diverged, Task, load, minibatches, train
+from quadjoint.experiments.workers import Team
 
 SMALL = [
     (nested_spheres, nested_spheres.Config(width=6, epochs=6, points=60, batch=20, test_points=10)),

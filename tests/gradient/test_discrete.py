@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import quadjoint as qj
 from gradient.helpers import Driven, Network, gradients, loss, normal, relative, times
-from quadjoint.methods import RUNGE_KUTTA
+from quadjoint.solver.methods.catalogue import RUNGE_KUTTA
 
 EQUAL = 1e-10
 MODES = ("joint", "stacked", "parallel")

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import quadjoint as qj
 from gradient.helpers import normal, times
-from quadjoint.problem import Problem
+from quadjoint.solver.problem import Problem
 
 T = times(0.0, 0.5, 1.0)
 MODES = ("joint", "stacked", "parallel")

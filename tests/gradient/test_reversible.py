@@ -10,9 +10,9 @@ from torch import Tensor
 
 import quadjoint as qj
 from gradient.helpers import Driven, Network, loss, normal, relative, times
-from quadjoint.dynamics import Dynamics
-from quadjoint.leapfrog import AsynchronousLeapfrog
-from quadjoint.methods import METHODS
+from quadjoint.solver.dynamics import Dynamics
+from quadjoint.solver.methods.catalogue import METHODS
+from quadjoint.solver.methods.leapfrog import AsynchronousLeapfrog
 
 
 def found(f: Network, y0: Tensor, t: Tensor, how: str, options: dict[str, Any], rtol: float = 1e-3) -> list[Tensor]:

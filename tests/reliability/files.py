@@ -24,8 +24,8 @@ from rich.console import Console
 
 from quadjoint import cli
 from quadjoint.experiments import crossing, memory, store, toy_gradient
-from quadjoint.experiments.errors import Refusal
 from quadjoint.experiments.execute import Job, checkpoint_path, execute
+from quadjoint.experiments.faults import Refusal
 from quadjoint.experiments.files import write_whole
 from quadjoint.experiments.training import Context, load
 

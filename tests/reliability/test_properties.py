@@ -153,7 +153,7 @@ def test_results_do_not_depend_on_the_chunk_size(case: Case, rows: int, gradient
     how = "gq" if gradient == "gq" else qj.DiscreteAdjoint(mode=gradient)
     expected, _ = gradients(case, how)
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("parameters", "parallel", "integrals", "sweeps"):
+        for module in ("products", "discrete.parallel", "continuous.integral", "discrete.sweeps"):
             patch.setattr(f"quadjoint.gradient.{module}.CHUNK_ROWS", rows, raising=False)
         assert relative(gradients(case, how)[0], expected) < 1e-10
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quadjoint.sde import KarhunenLoeve, LegendrePolynomials, WienerPath
-from quadjoint.sde.coefficients import BLOCK
+from quadjoint.sde.draws import BLOCK
 
 T0, T1 = 0.5, 3.0
 C = T1 - T0

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.experiments.errors import Refusal
+from quadjoint.experiments.faults import Refusal
 from quadjoint.experiments.files import sha256, write_whole
 from quadjoint.experiments.readers import (
     Images,

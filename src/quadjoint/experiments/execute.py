@@ -13,8 +13,8 @@ import torch
 from quadjoint.errors import SolveError
 from quadjoint.experiments import store
 from quadjoint.experiments.config import RunConfig, as_dict, run_key
-from quadjoint.experiments.measure import environment
 from quadjoint.experiments.registry import experiment
+from quadjoint.experiments.timing import environment
 from quadjoint.experiments.training import Context, Diverged
 
 

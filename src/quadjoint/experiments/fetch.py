@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from quadjoint.experiments import data
-from quadjoint.experiments.errors import Refusal
+from quadjoint.experiments.faults import Refusal
 from quadjoint.experiments.files import sha256, write_whole
 from quadjoint.experiments.readers import CIFAR_PICKLES
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from quadjoint.experiments import data
 from quadjoint.experiments.config import METHODS, Choice, RunConfig
-from quadjoint.experiments.methods import neural_ode
+from quadjoint.experiments.contenders import neural_ode
 from quadjoint.experiments.training import Batch, Context, Task, minibatches, train
 from quadjoint.nn import MLP, ConvDynamics, Downsampling
 

@@ -17,8 +17,8 @@ import torch
 import quadjoint as qj
 from quadjoint.experiments import config as shared
 from quadjoint.experiments.config import Choice, RunConfig
-from quadjoint.experiments.measure import peak_memory
-from quadjoint.experiments.methods import scheme
+from quadjoint.experiments.contenders import scheme
+from quadjoint.experiments.timing import peak_memory
 from quadjoint.experiments.toy_gradient import Growth
 from quadjoint.experiments.training import Context, Progress
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quadjoint.experiments.config import METHODS, Choice, RunConfig, learning_rate
-from quadjoint.experiments.methods import neural_ode
+from quadjoint.experiments.contenders import neural_ode
 from quadjoint.experiments.training import Batch, Context, Task, minibatches, train
 from quadjoint.nn import Augment, TimeMLP
 

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from quadjoint.experiments import store
-from quadjoint.experiments.errors import ODD_RECORD, Refusal
+from quadjoint.experiments.faults import ODD_RECORD, Refusal
 from quadjoint.experiments.files import write_whole
 
 Record = dict[str, Any]

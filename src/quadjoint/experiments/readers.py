@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from quadjoint.experiments.errors import Refusal
+from quadjoint.experiments.faults import Refusal
 
 Images = tuple[np.ndarray, np.ndarray]
 CIFAR_ROW = 1 + 3 * 32 * 32  # a label and three planes

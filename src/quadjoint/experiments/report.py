@@ -15,7 +15,7 @@ from typing import Any
 from quadjoint.experiments import store
 from quadjoint.experiments.claims import CLAIMS, TITLES
 from quadjoint.experiments.display import duration
-from quadjoint.experiments.errors import ODD_RECORD, Refusal
+from quadjoint.experiments.faults import ODD_RECORD, Refusal
 from quadjoint.experiments.figures import FIGURES
 from quadjoint.experiments.files import write_whole
 from quadjoint.experiments.plots import Records, by, mean_and_deviation, ordered, pictures, value

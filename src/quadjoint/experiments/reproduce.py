@@ -15,11 +15,11 @@ from rich.markup import escape
 from quadjoint.experiments import store
 from quadjoint.experiments.config import Choice
 from quadjoint.experiments.display import Board, describe
-from quadjoint.experiments.errors import Refusal
 from quadjoint.experiments.execute import Job
-from quadjoint.experiments.parallel import Team, join, leave, under_torchrun
+from quadjoint.experiments.faults import Refusal
 from quadjoint.experiments.registry import NAMES, experiment
 from quadjoint.experiments.scheduler import Backend, local, on_ray, sweep, together
+from quadjoint.experiments.workers import Team, join, leave, under_torchrun
 
 
 @dataclass(frozen=True)

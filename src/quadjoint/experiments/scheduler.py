@@ -25,8 +25,8 @@ import torch
 
 from quadjoint.experiments import store
 from quadjoint.experiments.execute import Job, checkpoint_path, execute
-from quadjoint.experiments.parallel import Team
 from quadjoint.experiments.training import Context, Progress
+from quadjoint.experiments.workers import Team
 
 _TICK = 0.25  # seconds between two looks at the clock while nothing happens
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import quadjoint as qj
 from quadjoint.experiments import config as shared
 from quadjoint.experiments.config import Choice, RunConfig
-from quadjoint.experiments.methods import scheme
+from quadjoint.experiments.contenders import scheme
 from quadjoint.experiments.training import Context, Progress
 
 NAME = "toy-gradient"

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from quadjoint.errors import SolveError
-from quadjoint.experiments.errors import ODD_RECORD
+from quadjoint.experiments.contenders import lean
+from quadjoint.experiments.faults import ODD_RECORD
 from quadjoint.experiments.files import write_whole
-from quadjoint.experiments.measure import gradient, gradient_errors, peak_memory
-from quadjoint.experiments.methods import lean
-from quadjoint.experiments.parallel import Team
+from quadjoint.experiments.timing import gradient, gradient_errors, peak_memory
+from quadjoint.experiments.workers import Team
 
 Batch = tuple[Tensor, ...]
 COUNTS = (

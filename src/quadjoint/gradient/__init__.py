@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from quadjoint.errors import nearest
-from quadjoint.gradient.auto import Auto
 from quadjoint.gradient.base import Gradient
-from quadjoint.gradient.continuous import Adjoint, ContinuousAdjoint, GaussLegendre, Seminorm
+from quadjoint.gradient.choose.auto import Auto
+from quadjoint.gradient.continuous.sweep import Adjoint, ContinuousAdjoint, GaussLegendre, Seminorm
+from quadjoint.gradient.continuous.trajectory import Backsolve, Stored
 from quadjoint.gradient.direct import Direct
-from quadjoint.gradient.discrete import DiscreteAdjoint
+from quadjoint.gradient.discrete.adjoint import DiscreteAdjoint
+from quadjoint.gradient.quadrature import Heuristic
 from quadjoint.gradient.reversible import Reversible
-from quadjoint.gradient.trajectory import Backsolve, Stored
-from quadjoint.quadrature import Heuristic
 
 GRADIENTS: dict[str, Gradient] = {
     "auto": Auto(),

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from quadjoint.compiled import reusable
-from quadjoint.control import GridControl
-from quadjoint.graph import Gates, as_captured, capture
-from quadjoint.problem import Problem
+from quadjoint.autograd.captured import Gates, as_captured, capture
+from quadjoint.solver.control import GridControl
+from quadjoint.solver.methods.compiled import reusable
+from quadjoint.solver.problem import Problem
 
 
 class Gradient:

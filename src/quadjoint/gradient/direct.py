@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.compiled import CompiledRungeKutta, reusable
-from quadjoint.depends import leaves
+from quadjoint.autograd.captured import capture
+from quadjoint.autograd.leaves import leaves
 from quadjoint.gradient.base import Gradient, differentiable, graph_is_kept, hooks_aside
-from quadjoint.graph import capture
-from quadjoint.problem import Problem
+from quadjoint.solver.methods.compiled import CompiledRungeKutta, reusable
+from quadjoint.solver.problem import Problem
 
 
 @dataclass(frozen=True)

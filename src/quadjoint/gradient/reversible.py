@@ -12,9 +12,9 @@ from torch import Tensor
 
 from quadjoint.errors import QuadjointWarning
 from quadjoint.gradient.base import Gradient, Gradients
-from quadjoint.gradient.parameters import Products
-from quadjoint.problem import Problem
-from quadjoint.state import rms_norm
+from quadjoint.gradient.products import Products
+from quadjoint.solver.problem import Problem
+from quadjoint.solver.state import rms_norm
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from quadjoint.sde.neural_sde import NeuralSDE
 from quadjoint.sde.noise import KarhunenLoeve, LegendrePolynomials, WienerPath
-from quadjoint.sde.ou import OrnsteinUhlenbeck, gaussian_kl
+from quadjoint.sde.ornstein_uhlenbeck import OrnsteinUhlenbeck, gaussian_kl
 from quadjoint.sde.transfer import sdeint
 from quadjoint.sde.wong_zakai import RandomODE, WongZakai
 

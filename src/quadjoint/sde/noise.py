@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.errors import nearest
-from quadjoint.sde.coefficients import Kept, Regenerated, seed_and_device
+from quadjoint.sde.draws import Kept, Regenerated, seed_and_device
 
 Store = Literal["coefficients", "seed"]
 Path = TypeVar("Path", bound="WienerPath")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.errors import nearest
-from quadjoint.sde.coefficients import seed_and_device
+from quadjoint.sde.draws import seed_and_device
 from quadjoint.sde.neural_sde import NeuralSDE, SDEType
 
 # The calculus in which each method of torchsde converges; milstein has a variant for both.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from quadjoint.sde.coefficients import Kept, weighted_sum
+from quadjoint.sde.draws import Kept, weighted_sum
 from quadjoint.sde.neural_sde import NeuralSDE
 from quadjoint.sde.noise import KarhunenLoeve, Store, WienerPath
 

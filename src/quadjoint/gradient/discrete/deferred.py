@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from quadjoint.gradient.parameters import CHUNK_ROWS, Products
-from quadjoint.gradient.tape import Graph, saved_tensors_are_watched
+from quadjoint.autograd.tape import Graph, saved_tensors_are_watched
+from quadjoint.gradient.products import CHUNK_ROWS, Products
 
 Layer = tuple[int, int | None]  # indices of weight and bias among the parameters
 PLAIN = (Tensor, torch.nn.Parameter)

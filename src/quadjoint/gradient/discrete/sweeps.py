@@ -8,14 +8,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from quadjoint.autograd.tape import NOTHING
 from quadjoint.gradient.base import Gradients
-from quadjoint.gradient.checkpoints import Recorder, StepRecord, backwards
-from quadjoint.gradient.deferred import MOSTLY, DeferredLinear
-from quadjoint.gradient.parameters import CHUNK_ROWS, Products
-from quadjoint.gradient.tape import NOTHING
-from quadjoint.gradient.transpose import StepTransposer
-from quadjoint.problem import Problem
-from quadjoint.steppers import RungeKuttaStep
+from quadjoint.gradient.discrete.checkpoints import Recorder, StepRecord, backwards
+from quadjoint.gradient.discrete.deferred import MOSTLY, DeferredLinear
+from quadjoint.gradient.discrete.transpose import StepTransposer
+from quadjoint.gradient.products import CHUNK_ROWS, Products
+from quadjoint.solver.methods.runge_kutta import RungeKuttaStep
+from quadjoint.solver.problem import Problem
 
 
 def stage_sweep(transposer: StepTransposer, products: Products, steps: Iterable[StepRecord],

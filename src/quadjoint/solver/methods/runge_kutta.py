@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.dynamics import Dynamics, Time
-from quadjoint.interpolation import hermite_weights
-from quadjoint.tableau import ButcherTableau
+from quadjoint.solver.dynamics import Dynamics, Time
+from quadjoint.solver.interpolation import hermite_weights
+from quadjoint.solver.methods.tableau import ButcherTableau
 
 Clock = tuple[Tensor, Tensor]  # differentiable (t0, t1), where a fixed grid depends on learnable times
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quadjoint.dynamics import Dynamics
 from quadjoint.errors import NonFiniteStateError, StepSizeUnderflowError
-from quadjoint.interpolation import Step
-from quadjoint.state import Norm, rms_norm
-from quadjoint.steppers import Clock
+from quadjoint.solver.dynamics import Dynamics
+from quadjoint.solver.interpolation import Step
+from quadjoint.solver.methods.runge_kutta import Clock
+from quadjoint.solver.state import Norm, rms_norm
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from quadjoint.errors import warn_once
-from quadjoint.gradient.parameters import CHUNK_ROWS, Products
-from quadjoint.problem import Problem
-from quadjoint.quadrature import ErrorControlled, NodePolicy, PerStep, Span
+from quadjoint.gradient.products import CHUNK_ROWS, Products
+from quadjoint.gradient.quadrature import ErrorControlled, NodePolicy, PerStep, Span
+from quadjoint.solver.problem import Problem
 
 Split = Callable[[float, Tensor], tuple[Tensor, Tensor]]  # time and backward state to (z, a)
 

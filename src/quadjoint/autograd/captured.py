@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.dynamics import Dynamics
+from quadjoint.solver.dynamics import Dynamics
 
 
 class Gate(torch.autograd.Function):

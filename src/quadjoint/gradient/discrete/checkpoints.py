@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from quadjoint.gradient.deferred import DeferredLinear
-from quadjoint.gradient.tape import Graph, Tape
-from quadjoint.steppers import RungeKuttaStep
+from quadjoint.autograd.tape import Graph, Tape
+from quadjoint.gradient.discrete.deferred import DeferredLinear
+from quadjoint.solver.methods.runge_kutta import RungeKuttaStep
 
 
 @dataclass

@@ -6,8 +6,8 @@ import math
 
 from torch import Tensor
 
-from quadjoint.dynamics import Dynamics, Time
-from quadjoint.steppers import Clock, HermiteStep
+from quadjoint.solver.dynamics import Dynamics, Time
+from quadjoint.solver.methods.runge_kutta import Clock, HermiteStep
 
 
 class AsynchronousLeapfrog:

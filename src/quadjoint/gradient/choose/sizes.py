@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
-from quadjoint.depends import upstream
-from quadjoint.dynamics import kept_for
-from quadjoint.gradient.cost import Sizes
-from quadjoint.gradient.deferred import MOSTLY, DeferredLinear
-from quadjoint.gradient.parallel import small_samples, trial_pays
-from quadjoint.gradient.tape import record_and_count
-from quadjoint.problem import Problem, find_parameters
+from quadjoint.autograd.leaves import upstream
+from quadjoint.autograd.tape import record_and_count
+from quadjoint.gradient.choose.cost import Sizes
+from quadjoint.gradient.discrete.deferred import MOSTLY, DeferredLinear
+from quadjoint.gradient.discrete.parallel import small_samples, trial_pays
+from quadjoint.solver.dynamics import kept_for
+from quadjoint.solver.problem import Problem, find_parameters
 
 KINDS = 64  # kinds of solves of one function that are remembered
 FIRST_GUESS = 30  # evaluations, where a function has not been solved before

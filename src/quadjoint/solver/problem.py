@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.control import AdaptiveControl, Control, StepSettings
-from quadjoint.depends import leaves, module_attributes, reachable, separate
-from quadjoint.dynamics import Dynamics
-from quadjoint.integrate import EventFunction, Hooks, Integration, Observer, SampleObserver, integrate
+from quadjoint.autograd.leaves import leaves, module_attributes, reachable, separate
+from quadjoint.solver.control import AdaptiveControl, Control, StepSettings
+from quadjoint.solver.dynamics import Dynamics
+from quadjoint.solver.integrate import EventFunction, Hooks, Integration, Observer, SampleObserver, integrate
 
 
 @dataclass

@@ -16,18 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.control import GridControl
-from quadjoint.dynamics import Dynamics, Time
 from quadjoint.errors import SolveError
 from quadjoint.gradient.base import Gradient, Gradients
-from quadjoint.gradient.integrals import InState, Quadrature, QuadratureSum
-from quadjoint.gradient.parameters import Products
-from quadjoint.gradient.trajectory import Backsolve, Stored, TrajectoryRecorder
-from quadjoint.integrate import Hooks, Observer, integrate
-from quadjoint.methods import make_solver
-from quadjoint.problem import Problem, Solver
-from quadjoint.quadrature import NodePolicy, PerStep
-from quadjoint.state import Layout, mixed_norm, rms_norm
+from quadjoint.gradient.continuous.integral import InState, Quadrature, QuadratureSum
+from quadjoint.gradient.continuous.trajectory import Backsolve, Stored, TrajectoryRecorder
+from quadjoint.gradient.products import Products
+from quadjoint.gradient.quadrature import NodePolicy, PerStep
+from quadjoint.solver.control import GridControl
+from quadjoint.solver.dynamics import Dynamics, Time
+from quadjoint.solver.integrate import Hooks, Observer, integrate
+from quadjoint.solver.methods.catalogue import make_solver
+from quadjoint.solver.problem import Problem, Solver
+from quadjoint.solver.state import Layout, mixed_norm, rms_norm
 
 
 @dataclass(frozen=True)

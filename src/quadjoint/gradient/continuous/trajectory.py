@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.interpolation import DenseOutput
-from quadjoint.steppers import RungeKuttaStep
+from quadjoint.solver.interpolation import DenseOutput
+from quadjoint.solver.methods.runge_kutta import RungeKuttaStep
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from quadjoint.dynamics import kept_for
-from quadjoint.problem import Problem
+from quadjoint.solver.dynamics import kept_for
+from quadjoint.solver.problem import Problem
 
 SEARCH = 1  # evaluations of the search; its other one is the first stage of the first step
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from quadjoint import _coefficients as coefficients
-from quadjoint.rooted_trees import rooted_trees
+from quadjoint.solver.methods import coefficients
+from quadjoint.solver.methods.rooted_trees import rooted_trees
 
 # The coefficients are rationals or decimals rounded to float64; the largest, in the continuous extension
 # of dopri8, are near 1e3. The worst condition holds to 3e-13; the rest is room for another summation order.

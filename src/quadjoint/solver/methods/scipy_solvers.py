@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.dynamics import Dynamics
 from quadjoint.errors import StepSizeUnderflowError, nearest
-from quadjoint.steppers import Clock
+from quadjoint.solver.dynamics import Dynamics
+from quadjoint.solver.methods.runge_kutta import Clock
 
 
 class ScipyStep:

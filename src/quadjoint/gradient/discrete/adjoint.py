@@ -17,19 +17,19 @@ from functools import partial
 
 from torch import Tensor
 
-from quadjoint.compiled import CompiledRungeKutta
+from quadjoint.autograd.tape import NOTHING, Tape, keeping_is_pointless
 from quadjoint.errors import nearest
 from quadjoint.gradient.base import Gradient, Gradients
-from quadjoint.gradient.checkpoints import Recorder, backwards
-from quadjoint.gradient.cost import Sizes, cheapest, predict
-from quadjoint.gradient.deferred import DeferredLinear
-from quadjoint.gradient.parallel import may_be_parallel, parallel_sweep
-from quadjoint.gradient.parameters import Products
-from quadjoint.gradient.sizes import known, note_evaluation, remember, sizes_of
-from quadjoint.gradient.sweeps import clock_sweep, compiled_sweep, replay, stage_sweep
-from quadjoint.gradient.tape import NOTHING, Tape, keeping_is_pointless
-from quadjoint.gradient.transpose import Observations, StepTransposer
-from quadjoint.problem import Problem
+from quadjoint.gradient.choose.cost import Sizes, cheapest, predict
+from quadjoint.gradient.choose.sizes import known, note_evaluation, remember, sizes_of
+from quadjoint.gradient.discrete.checkpoints import Recorder, backwards
+from quadjoint.gradient.discrete.deferred import DeferredLinear
+from quadjoint.gradient.discrete.parallel import may_be_parallel, parallel_sweep
+from quadjoint.gradient.discrete.sweeps import clock_sweep, compiled_sweep, replay, stage_sweep
+from quadjoint.gradient.discrete.transpose import Observations, StepTransposer
+from quadjoint.gradient.products import Products
+from quadjoint.solver.methods.compiled import CompiledRungeKutta
+from quadjoint.solver.problem import Problem
 
 MODES = ("auto", "joint", "stacked", "parallel")
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.dynamics import Dynamics, Time, stack_call
-from quadjoint.gradient.tape import NOTHING, Graph, record
-from quadjoint.problem import Problem
+from quadjoint.autograd.tape import NOTHING, Graph, record
+from quadjoint.solver.dynamics import Dynamics, Time, stack_call
+from quadjoint.solver.problem import Problem
 
 # Stacking pays until a product has about this many rows; beyond it the weights are no longer what is waited for.
 CHUNK_ROWS = 512

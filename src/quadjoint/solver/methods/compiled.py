@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.depends import upstream
-from quadjoint.dynamics import Dynamics
+from quadjoint.autograd.leaves import upstream
 from quadjoint.errors import SolveError, warn_once
-from quadjoint.problem import Problem
-from quadjoint.state import rms_norm
-from quadjoint.steppers import Clock, RungeKutta, RungeKuttaStep
-from quadjoint.times import LinearMap, PiecewiseMap
+from quadjoint.solver.dynamics import Dynamics
+from quadjoint.solver.methods.runge_kutta import Clock, RungeKutta, RungeKuttaStep
+from quadjoint.solver.problem import Problem
+from quadjoint.solver.state import rms_norm
+from quadjoint.solver.times import LinearMap, PiecewiseMap
 
 KEPT = 64  # graphs, of which the one used longest ago is dropped first
 _compiled: OrderedDict[Any, Callable[..., Any]] = OrderedDict()

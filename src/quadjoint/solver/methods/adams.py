@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.dynamics import Dynamics, Time
 from quadjoint.errors import warn_once
-from quadjoint.quadrature import gauss_legendre
-from quadjoint.steppers import Clock, HermiteStep, RungeKutta, combine
+from quadjoint.gradient.quadrature import gauss_legendre
+from quadjoint.solver.dynamics import Dynamics, Time
+from quadjoint.solver.methods.runge_kutta import Clock, HermiteStep, RungeKutta, combine
 
 
 @lru_cache(maxsize=512)

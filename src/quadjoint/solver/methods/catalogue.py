@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.adams import Adams
-from quadjoint.control import AdaptiveControl, FreeControl, GridControl, StepSettings
 from quadjoint.errors import nearest
-from quadjoint.leapfrog import AsynchronousLeapfrog
-from quadjoint.problem import Solver
-from quadjoint.scipy_steps import Scipy
-from quadjoint.state import Layout
-from quadjoint.steppers import RungeKutta
-from quadjoint.tableau import TABLEAUS
+from quadjoint.solver.control import AdaptiveControl, FreeControl, GridControl, StepSettings
+from quadjoint.solver.methods.adams import Adams
+from quadjoint.solver.methods.leapfrog import AsynchronousLeapfrog
+from quadjoint.solver.methods.runge_kutta import RungeKutta
+from quadjoint.solver.methods.scipy_solvers import Scipy
+from quadjoint.solver.methods.tableau import TABLEAUS
+from quadjoint.solver.problem import Solver
+from quadjoint.solver.state import Layout
 
 RUNGE_KUTTA = {name: RungeKutta(tableau) for name, tableau in TABLEAUS.items()}
 LINEAR = {

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.control import Control, GridControl
-from quadjoint.dynamics import Dynamics
 from quadjoint.errors import NonFiniteStateError, SolveError, TooManyStepsError
+from quadjoint.solver.control import Control, GridControl
+from quadjoint.solver.dynamics import Dynamics
 
 EventFunction = Callable[[Tensor, Tensor], Tensor]
 

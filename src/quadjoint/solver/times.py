@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.dynamics import Dynamics, stack_call
-from quadjoint.graph import Gates, as_captured, capture
-from quadjoint.methods import RUNGE_KUTTA
+from quadjoint.autograd.captured import Gates, as_captured, capture
+from quadjoint.solver.dynamics import Dynamics, stack_call
+from quadjoint.solver.methods.catalogue import RUNGE_KUTTA
 
 
 def check_times(t: Tensor, name: str = "t") -> np.ndarray:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from quadjoint.depends import leaves
+from quadjoint.autograd.leaves import leaves
 from quadjoint.errors import warn_once
-from quadjoint.state import Layout
+from quadjoint.solver.state import Layout
 
 if TYPE_CHECKING:
-    from quadjoint.gradient.tape import Tape
+    from quadjoint.autograd.tape import Tape
 
 Time = float | Tensor
 TimeMap = Callable[[Tensor], tuple[Tensor, Tensor]]  # s to (t, dt/ds), both shaped to broadcast against the state

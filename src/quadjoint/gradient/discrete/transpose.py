@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.gradient.checkpoints import StepRecord
-from quadjoint.integrate import SampleObserver
-from quadjoint.problem import Problem
-from quadjoint.steppers import RungeKutta
+from quadjoint.gradient.discrete.checkpoints import StepRecord
+from quadjoint.solver.integrate import SampleObserver
+from quadjoint.solver.methods.runge_kutta import RungeKutta
+from quadjoint.solver.problem import Problem
 
 
 class Observations:

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
 
+from quadjoint.autograd.tape import saved_tensors_are_watched
 from quadjoint.gradient.base import Gradient
-from quadjoint.gradient.continuous import GaussLegendre
-from quadjoint.gradient.cost import Estimate, cheapest, predict, spare
+from quadjoint.gradient.choose.cost import Estimate, cheapest, predict, spare
+from quadjoint.gradient.choose.sizes import measure
+from quadjoint.gradient.continuous.sweep import GaussLegendre
 from quadjoint.gradient.direct import Direct
-from quadjoint.gradient.discrete import DiscreteAdjoint
-from quadjoint.gradient.sizes import measure
-from quadjoint.gradient.tape import saved_tensors_are_watched
-from quadjoint.problem import Problem
+from quadjoint.gradient.discrete.adjoint import DiscreteAdjoint
+from quadjoint.solver.problem import Problem
 
 logger = logging.getLogger("quadjoint")
 

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.compiled import once_only
-from quadjoint.dynamics import can_stack, kept_for, owner
 from quadjoint.errors import warn_once
-from quadjoint.gradient.checkpoints import Recorder, StepRecord
-from quadjoint.gradient.parameters import CHUNK_ROWS, Products
-from quadjoint.gradient.sweeps import stage_sweep
-from quadjoint.gradient.transpose import StepTransposer
-from quadjoint.problem import Problem
+from quadjoint.gradient.discrete.checkpoints import Recorder, StepRecord
+from quadjoint.gradient.discrete.sweeps import stage_sweep
+from quadjoint.gradient.discrete.transpose import StepTransposer
+from quadjoint.gradient.products import CHUNK_ROWS, Products
+from quadjoint.solver.dynamics import can_stack, kept_for, owner
+from quadjoint.solver.methods.compiled import once_only
+from quadjoint.solver.problem import Problem
 
 MAX_FEATURES = 8
 

@@ -1,0 +1,1 @@
+"""What the library needs to know of torch.autograd."""

@@ -1,0 +1,1 @@
+"""The paper's family: the adjoint equation solved backwards in time."""

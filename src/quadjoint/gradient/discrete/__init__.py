@@ -1,0 +1,1 @@
+"""The exact transpose of the forward solve."""

@@ -1,0 +1,1 @@
+"""Methods that take one step, and their coefficients."""

@@ -97,7 +97,7 @@ def _width(case: Case) -> int:
 
 def ours() -> list[Method]:
     modes = [_ours(f"discrete-{mode}", qj.DiscreteAdjoint(mode=mode), parallel=mode == "parallel")
-             for mode in ("joint", "stacked", "parallel")]  # fmt: skip
+             for mode in ("joint", "stacked")]  # fmt: skip
     return [
         _ours("auto", "auto"),
         _ours("direct", "direct"),

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 import quadjoint as qj
 from quadjoint.gradient.choose.cost import Sizes, cheapest, predict
-from quadjoint.gradient.choose.sizes import measure
 
 
 def sizes(**changes: object) -> Sizes:
     base = {
         "rows": 200, "features": 5, "state_bytes": 4000, "parameters": 10_000, "parameter_bytes": 40_000,
-        "activation_bytes": 400_000, "evaluations": 40, "independent": True,
+        "activation_bytes": 400_000, "evaluations": 40,
     }  # fmt: skip
     return Sizes(**{**base, **changes})  # type: ignore[arg-type]
 
@@ -47,41 +46,38 @@ def test_where_nothing_fits_the_leanest_is_taken() -> None:
     assert cheapest(costs, limit=0) == min(costs, key=lambda n: costs[n].bytes)
 
 
-def test_few_rows_and_many_parameters_are_stacked_or_parallel() -> None:
-    few = sizes(rows=2, features=4, parameters=9_000_000, parameter_bytes=36_000_000, evaluations=25)
-    assert cheapest(predict(few), float("inf")) == "parallel"
-    coupled = sizes(
-        rows=2, features=4, parameters=9_000_000, parameter_bytes=36_000_000, evaluations=25, independent=False
-    )
-    assert cheapest(predict(coupled), float("inf")) == "stacked"
+def test_few_rows_and_many_parameters_of_linear_layers_are_stacked() -> None:
+    few = {"rows": 2, "features": 4, "parameters": 9_000_000, "parameter_bytes": 36_000_000, "evaluations": 25}
+    assert cheapest(predict(sizes(**few, linear=True))) == "stacked"
+    assert cheapest(predict(sizes(**few, linear=False))) == "direct"
 
 
 def test_many_rows_take_the_joint_product_among_the_discrete_modes() -> None:
     costs = predict(sizes(rows=200, parameters=1_000_000, parameter_bytes=4_000_000))
-    assert costs["joint"].seconds < min(costs["stacked"].seconds, costs["parallel"].seconds)
+    assert costs["joint"].seconds < costs["stacked"].seconds
+
+
+def measured(net: Net, y: Tensor) -> Sizes:
+    return qj.explain(net, y, torch.tensor([0.0, 1.0]), show=False).sizes
 
 
 def test_activations_are_measured_without_parameters() -> None:
-    net = Net(100)
-    y = torch.randn(50, 2)
-    sol = qj.solve(net, y, torch.tensor([0.0, 1.0]))
-    problem = _problem(net, y)
-    kept = measure(problem, net, y, None).activation_bytes
+    kept = measured(Net(100), torch.randn(50, 2)).activation_bytes
     # Input, pre-activation and activation of the hidden layer: at least the latter, at most a few of them.
     assert 50 * 100 * 4 <= kept <= 4 * 50 * 100 * 4
-    assert sol.stats.method == "direct"
 
 
-def _problem(net: Net, y: Tensor) -> object:
-    from quadjoint.solver.dynamics import Dynamics
-    from quadjoint.solver.integrate import Observer
-    from quadjoint.solver.methods.catalogue import make_solver
-    from quadjoint.solver.problem import Problem
-    from quadjoint.solver.state import Layout
+def test_linear_layers_are_told_from_others() -> None:
+    class Kernel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(2))
 
-    t = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    solver = make_solver("dopri5", {}, 1e-3, 1e-3, Layout(), t, t.tolist(), y, net)
-    return Problem(Dynamics(net, y), solver, lambda: Observer(t.tolist()))
+        def forward(self, t: Tensor, y: Tensor) -> Tensor:
+            return y @ self.weight
+
+    assert measured(Net(10), torch.randn(4, 2)).linear
+    assert not qj.explain(Kernel(), torch.randn(4, 2), torch.tensor([0.0, 1.0]), show=False).sizes.linear
 
 
 def test_the_memory_limit_is_kept_and_the_reason_given(caplog: pytest.LogCaptureFixture) -> None:
@@ -95,17 +91,25 @@ def test_the_memory_limit_is_kept_and_the_reason_given(caplog: pytest.LogCapture
     sol.ys.sum().backward()
 
 
-def test_the_second_solve_knows_the_evaluations_of_the_first() -> None:
+def test_the_choice_does_not_depend_on_solves_before() -> None:
     net = Net(10)
-    y, t = torch.randn(4, 2), torch.tensor([0.0, 1.0])
-    first = qj.solve(net, y, t).stats.forward_evaluations
-    problem = _problem(net, y)
-    problem.solver = _same_tolerances(problem)
-    assert measure(problem, net, y, None).evaluations == first
+    y, t = torch.randn(4, 2), torch.linspace(0.0, 20.0, 5)
+    reasons = {qj.solve(net, y, t, rtol=rtol).stats.reason for rtol in (1e-3, 1e-6, 1e-3)}
+    assert len(reasons) == 1
 
 
-def _same_tolerances(problem: object) -> object:
-    return problem.solver.with_settings(rtol=1e-3, atol=1e-6)  # type: ignore[attr-defined]
+def test_steps_beyond_the_limit_of_direct_are_transposed_to_the_same_gradient() -> None:
+    torch.manual_seed(0)
+    net = Net(20).double()
+    y, t = torch.randn(6, 2, dtype=torch.float64), torch.linspace(0.0, 8.0, 9, dtype=torch.float64)
+    found = []
+    for limit in (None, 60_000, 20_000):
+        sol = qj.solve(net, y, t, gradient=qj.Direct(memory_limit=limit), rtol=1e-6)
+        loss = sol.ys.square().sum() + sol(torch.tensor([0.3, 7.9])).sum()
+        found.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))]))
+        assert (sol.stats.backward_evaluations > 0) == (limit is not None)
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-12, atol=1e-14)
 
 
 def test_without_grad_nothing_is_measured() -> None:
@@ -124,39 +128,7 @@ def test_scipy_gets_the_quadrature_adjoint() -> None:
     assert all(p.grad is not None for p in net.parameters())
 
 
-def test_dynamics_that_cannot_be_stacked_are_found_out_without_a_warning() -> None:
-    """Small samples suggest the parallel mode, but a function that calls autograd itself cannot run under vmap."""
-
-    class Hamiltonian(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.energy = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
-
-        def forward(self, t: Tensor, y: Tensor) -> Tensor:
-            with torch.enable_grad():
-                y = y if y.requires_grad else y.detach().requires_grad_()
-                (g,) = torch.autograd.grad(self.energy(y).sum(), y, create_graph=True)
-            return torch.stack([g[..., 1], -g[..., 0]], -1)
-
-    torch.manual_seed(0)
-    f, y, t = Hamiltonian(), torch.randn(4, 2), torch.linspace(0, 3, 16)
-    first = qj.solve(f, y, t)
-    assert "auto chose parallel" in first.stats.reason
-    found = torch.autograd.grad(first.ys.square().sum(), f.energy[0].weight)[0]
-    again = qj.solve(f, y, t)
-    assert "parallel" not in again.stats.reason
-    wanted = torch.autograd.grad(again.ys.square().sum(), f.energy[0].weight)[0]
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_trying_for_one_solve_whether_samples_are_independent_has_its_price() -> None:
-    cost = {tried: predict(sizes(rows=2, tried=tried))["parallel"].seconds for tried in (True, False)}
-    assert cost[False] > cost[True] + 1e-3
-
-
 def test_compiled_steps_are_backpropagated_through_where_memory_allows() -> None:
-    """A graph has no Python overhead that the parallel mode could save, and every step is transposed as a whole."""
     costs = predict(sizes(rows=15, features=2, compiled=True))
-    assert set(costs) == {"direct", "joint"}
-    assert cheapest(costs, float("inf")) == "direct"
-    assert cheapest(costs, costs["direct"].bytes - 1) == "joint"
+    assert cheapest(costs) == "direct"
+    assert cheapest(costs, costs["direct"].bytes - 1) != "direct"

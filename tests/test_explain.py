@@ -23,7 +23,6 @@ def test_explains_what_auto_then_does(limit: int) -> None:
     stats = qj.solve(f, y0, T, gradient=qj.Auto(memory_limit=limit)).stats
     assert stats.method == found.gradient.name
     assert stats.reason.startswith(f"auto chose {found.choice}:")
-    assert f"({found.sizes.evaluations} evaluations)" in stats.reason
     assert stats.accepted_steps == found.stats.accepted_steps
 
 
@@ -49,7 +48,7 @@ def test_measures_every_method_that_it_predicts(capsys: pytest.CaptureFixture[st
     """Direct keeps the activations of every evaluation, the joint transpose as many as the limit leaves room for."""
     f = qj.nn.TimeMLP(3, width=64)
     found = qj.explain(f, torch.zeros(40, 3), T, memory_limit=500_000, measure=True, repeats=1)
-    assert set(found.measured) == set(found.predicted) == {"direct", "joint", "stacked", "parallel"}
+    assert set(found.measured) == set(found.predicted) == {"direct", "joint", "stacked"}
     assert found.measured["joint"].bytes < found.measured["direct"].bytes / 2
     shown = capsys.readouterr().out
     assert shown.strip() == str(found)

@@ -122,7 +122,7 @@ def test_gradients_in_state_times_and_parameters(gradient: str, problem: type[nn
     assert problems.agree(found, exact, 1e-5)
 
 
-@pytest.mark.parametrize("mode", ["joint", "stacked", "parallel"])
+@pytest.mark.parametrize("mode", ["joint", "stacked"])
 def test_modes_of_the_discrete_adjoint(mode: str) -> None:
     f = Growth()
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import quadjoint as qj
-from quadjoint.gradient.quadrature import Rule, anti_gauss, gauss_legendre, integrate_function, on_interval
+from quadjoint.quadrature import Rule, anti_gauss, gauss_legendre, integrate_function, on_interval
 
 
 def moment(degree: int) -> float:

@@ -145,17 +145,6 @@ def test_repeated_solves_are_identical_to_the_bit() -> None:
     assert torch.equal(first, second)
 
 
-def test_warm_start_skips_the_search_and_can_be_switched_off() -> None:
-    counts = {}
-    for warm in (True, False):
-        problem = problems.Linear()
-        sols = [solve(problem, problem.y0, TIMES, options={"warm_start": warm}) for _ in range(3)]
-        counts[warm] = [sol.stats.forward_evaluations for sol in sols]
-        assert all(torch.equal(sols[0].ys, sol.ys) for sol in sols)
-    assert counts[True] == [counts[False][0], counts[False][0] - 1, counts[False][0] - 1]
-    assert len(set(counts[False])) == 1
-
-
 def test_counts_of_evaluations_are_those_made() -> None:
     calls = 0
 

@@ -10,23 +10,23 @@ from quadjoint.gradient import (
     GRADIENTS,
     Adjoint,
     Auto,
-    Backsolve,
     ContinuousAdjoint,
     Direct,
     DiscreteAdjoint,
     GaussLegendre,
     Gradient,
+    QuadratureAdjoint,
     Reversible,
     Seminorm,
-    Stored,
 )
 from quadjoint.gradient.continuous.integral import InState, Quadrature
-from quadjoint.gradient.quadrature import ErrorControlled, Heuristic, NodePolicy, PerStep, Span, gauss_legendre
 from quadjoint.ode import odeint, solve
+from quadjoint.quadrature import Heuristic, NodePolicy, PerStep, Span, gauss_legendre
 from quadjoint.solution import Solution
 from quadjoint.solver.methods.catalogue import METHODS, register_method
 from quadjoint.solver.methods.tableau import TABLEAUS, ButcherTableau
-from quadjoint.solver.problem import Stats
+from quadjoint.solver.stats import Stats
+from quadjoint.solver.store import clear_cache
 
 __version__ = "0.1.0"
 
@@ -46,9 +46,40 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "GRADIENTS", "METHODS", "TABLEAUS", "Adjoint", "Auto", "Backsolve", "ButcherTableau", "ContinuousAdjoint", "Direct",
-    "DiscreteAdjoint", "ErrorControlled", "Explanation", "GaussLegendre", "Gradient", "Heuristic", "InState",
-    "NeuralSDE", "NodePolicy", "PerStep", "QuadjointWarning", "Quadrature", "Reversible", "Seminorm", "Solution",
-    "SolveError", "Span", "Stats", "Stored", "WongZakai", "explain", "gauss_legendre", "nn", "odeint",
-    "register_method", "sde", "sdeint", "solve",
-]  # fmt: skip
+    "GRADIENTS",
+    "METHODS",
+    "TABLEAUS",
+    "Adjoint",
+    "Auto",
+    "ButcherTableau",
+    "ContinuousAdjoint",
+    "Direct",
+    "DiscreteAdjoint",
+    "Explanation",
+    "GaussLegendre",
+    "Gradient",
+    "Heuristic",
+    "InState",
+    "NeuralSDE",
+    "NodePolicy",
+    "PerStep",
+    "QuadjointWarning",
+    "Quadrature",
+    "QuadratureAdjoint",
+    "Reversible",
+    "Seminorm",
+    "Solution",
+    "SolveError",
+    "Span",
+    "Stats",
+    "WongZakai",
+    "clear_cache",
+    "explain",
+    "gauss_legendre",
+    "nn",
+    "odeint",
+    "register_method",
+    "sde",
+    "sdeint",
+    "solve",
+]

@@ -11,13 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.gradient import Auto, Direct, DiscreteAdjoint, Gradient, resolve
-from quadjoint.gradient.choose.auto import free_bytes
-from quadjoint.gradient.choose.cost import Estimate, Sizes, cheapest, predict, spare
-from quadjoint.gradient.choose.sizes import measure as measure_sizes
+from quadjoint.arrange import arrange, check_input
+from quadjoint.autograd.captured import Snapshot
+from quadjoint.gradient import Auto, DiscreteAdjoint, Gradient, resolve
+from quadjoint.gradient.base import Task
+from quadjoint.gradient.choose.cost import Estimate, Sizes, predict
+from quadjoint.gradient.choose.measure import memory_bytes, sizes_of
+from quadjoint.gradient.first import First
 from quadjoint.ode import odeint, solve
-from quadjoint.solver.problem import Problem, Stats
 from quadjoint.solver.state import State
+from quadjoint.solver.stats import Stats
+
+MODES = ("joint", "stacked")  # of "discrete"
 
 
 @dataclass(frozen=True)
@@ -36,20 +41,14 @@ class Explanation:
     choice: str
     measured: dict[str, Estimate] = field(default_factory=dict)
 
-    @property
-    def gradient(self) -> Gradient:
-        """The choice as an object for ``gradient=``."""
-        return _gradient(self.choice, spare(self.sizes, self.memory_limit))
+    gradient: Gradient = field(default_factory=Auto)  # the choice as an object for ``gradient=``
 
     @property
     def reason(self) -> str:
         """One sentence."""
         chosen = self.predicted[self.choice]
-        if chosen.bytes > self.memory_limit:
-            return f"none fits into {_bytes(self.memory_limit)}, and {_title(self.choice)} needs the least"
-        others = [name for name, cost in self.predicted.items() if cost.bytes > self.memory_limit]
-        without = f" ({', '.join(map(_title, others))} would not fit)" if others else ""
-        return f"the fastest predicted within {_bytes(self.memory_limit)}{without}"
+        reason = f"the fastest predicted, with {_bytes(self.memory_limit)} to keep things in"
+        return reason if chosen.bytes <= self.memory_limit else f"{reason}; what does not fit is computed again"
 
     def __str__(self) -> str:
         s = self.sizes
@@ -71,24 +70,6 @@ class Explanation:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class _Probe(Auto):
-    """Measures the sizes as ``auto`` does, then solves without recording anything."""
-
-    found: list[tuple[Sizes, tuple[Tensor, ...]]] = field(default_factory=list, compare=False)
-
-    def choose(self, problem: Problem, f: Callable[..., Any], y0: Tensor, params: Any) -> Gradient:
-        sizes = measure_sizes(problem, f, y0, params)
-        self.found.append((sizes, problem.params))
-        return _Unrecorded()
-
-
-class _Unrecorded(Direct):
-    def apply(self, problem: Problem, y0: Tensor) -> Tensor:
-        with torch.no_grad():
-            return problem.run(y0)
-
-
 def explain(f: Callable[..., Any], y0: State, t: Tensor, *, method: str = "dopri5", rtol: Any = 1e-3, atol: Any = 1e-6,
             options: dict[str, Any] | None = None, params: Sequence[Tensor] | None = None,
             memory_limit: int | None = None, measure: bool | Sequence[str] = False, repeats: int = 3,
@@ -100,7 +81,7 @@ def explain(f: Callable[..., Any], y0: State, t: Tensor, *, method: str = "dopri
 
     Args:
         f, y0, t, method, rtol, atol, options, params: as in ``odeint``.
-        memory_limit: bytes that the backward pass may keep; by default a quarter of what is free, as in ``Auto``.
+        memory_limit: bytes that the backward pass may keep; by default a quarter of the memory, as in ``Auto``.
         measure: True times a forward and backward pass with every method in the prediction (the best of ``repeats``
             after one to warm up) and finds its peak memory; names ("direct", "gq", "adjoint", ...) choose others.
         repeats: how often each is timed.
@@ -112,25 +93,29 @@ def explain(f: Callable[..., Any], y0: State, t: Tensor, *, method: str = "dopri
     >>> found.sizes.rows, found.sizes.features, found.choice in found.predicted
     (8, 2, True)
     """
-    settings: dict[str, Any] = dict(method=method, rtol=rtol, atol=atol, options=options, params=params)
+    settings: dict[str, Any] = dict(method=method, rtol=rtol, atol=atol, options=options)
     if method == "scipy_solver":
         raise ValueError(
             "With method='scipy_solver' there is no choice: its steps cannot be recorded, auto takes 'gq'."
         )
-    probe = _Probe()
+    check_input(f, y0, t, options=options)
+    arranged = arrange(f, y0, t, event_fn=None, compile=False, exact_clock=True, **settings)
+    snapshot = Snapshot(f, arranged.y0.device)
     with torch.enable_grad():
-        stats = solve(f, y0, t, gradient=probe, **settings).stats
-    sizes, tensors = probe.found[-1]
-    sizes = replace(sizes, evaluations=stats.forward_evaluations)
-    first = y0 if isinstance(y0, Tensor) else y0[0]
-    limit = free_bytes(first.device) / 4 if memory_limit is None else float(memory_limit)
-    activations = spare(sizes, limit)
-    predicted = predict(sizes, activations)
-    found = Explanation(sizes, stats, predicted, limit, cheapest(predicted, limit))
+        first = First.record(arranged.spec, arranged.y0, snapshot, params)
+    with torch.no_grad():
+        stats = solve(f, y0, t, **settings).stats
+    task = Task(arranged.spec, first.params, snapshot, stats)
+    limit = memory_bytes(arranged.y0.device) / 4 if memory_limit is None else float(memory_limit)
+    choice = Auto(int(limit)).choose(task, first).gradient
+    sizes = sizes_of(task, first.activation_bytes, stats.forward_evaluations)
+    predicted = predict(sizes, limit)
+    name = choice.mode if isinstance(choice, DiscreteAdjoint) and choice.mode in predicted else "direct"
+    found = Explanation(sizes, stats, predicted, limit, name, gradient=choice)
     if measure:
         names = predicted if measure is True else measure
-        run = partial(_measure, f=f, y0=y0, t=t, settings=settings, tensors=tensors, repeats=repeats)
-        found = replace(found, measured={name: run(_gradient(name, activations)) for name in names})
+        run = partial(_measure, f=f, y0=y0, t=t, settings=settings, tensors=first.params, repeats=repeats)
+        found = replace(found, measured={name: run(_gradient(name, int(limit))) for name in names})
     if show:
         print(found)
     return found
@@ -165,12 +150,11 @@ def _measure(how: Gradient, *, f: Callable[..., Any], y0: State, t: Tensor, sett
 
 def _gradient(name: str, activations: int) -> Gradient:
     """A method of the cost model or of ``gradient=`` by its name."""
-    modes = ("joint", "stacked", "parallel")
-    return DiscreteAdjoint(mode=name, activations=activations) if name in modes else resolve(name)
+    return DiscreteAdjoint(mode=name, activations=activations) if name in MODES else resolve(name)
 
 
 def _title(name: str) -> str:
-    return f"discrete ({name})" if name in ("joint", "stacked", "parallel") else name
+    return f"discrete ({name})" if name in MODES else name
 
 
 def _cell(cost: Estimate | None) -> str:

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from quadjoint import ode
 from quadjoint.errors import warn_once
-from quadjoint.gradient import Backsolve, ContinuousAdjoint, Gradient, resolve
+from quadjoint.gradient import ContinuousAdjoint, Gradient, resolve
 from quadjoint.gradient.continuous.integral import InState
+from quadjoint.gradient.first import Only
 from quadjoint.solver.methods import catalogue
 from quadjoint.solver.methods.catalogue import RUNGE_KUTTA, known_options
-from quadjoint.solver.problem import Only
 from quadjoint.solver.state import Layout, State
 
 __all__ = ["odeint", "odeint_adjoint", "odeint_dense", "odeint_event"]
@@ -191,7 +191,7 @@ def _with_settings(how: ContinuousAdjoint, rtol: Any, atol: Any, method: str | N
         if isinstance(how.integral, InState):
             how = replace(how, integral=InState(seminorm=True), name="seminorm")
     elif norm is not None:
-        if isinstance(how.integral, InState) and isinstance(how.trajectory, Backsolve):
+        if isinstance(how.integral, InState):
             assert options is not None
             options["norm"] = _adjoint_norm(norm, Layout.of(y0))
         else:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import quadjoint as qj
 from gradient.helpers import Driven, Network, flat, normal, times
-from quadjoint.gradient.quadrature import gauss_legendre, on_interval
+from quadjoint.quadrature import gauss_legendre, on_interval
 
 SCALES, ENDS = (1.0, 3.0, 5.0), (1.0, 5.0)
 

@@ -18,7 +18,6 @@ METHODS: tuple[Any, ...] = (
     "auto",
     "reversible",
     qj.DiscreteAdjoint(max_states=2),
-    qj.DiscreteAdjoint(mode="parallel"),
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from gradient.helpers import Driven, Network, gradients, loss, normal, relative,
 from quadjoint.solver.methods.catalogue import RUNGE_KUTTA
 
 EQUAL = 1e-10
-MODES = ("joint", "stacked", "parallel")
+MODES = ("joint", "stacked")
 
 
 class Bumpy(Driven):
@@ -108,43 +107,6 @@ def test_equals_direct_on_times_of_each_sample() -> None:
     t = torch.rand(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64).cumsum(1)
     reference = gradients(f, y0, t, "direct")
     for how in (*(qj.DiscreteAdjoint(mode=m) for m in MODES), qj.DiscreteAdjoint(max_states=2)):
-        assert relative(gradients(f, y0, t, how), reference) < EQUAL
-
-
-class Coupled(Network):
-    """Samples of a batch influence each other through their mean."""
-
-    def forward(self, t: Tensor, y: Tensor) -> Tensor:
-        return self.net(y - y.mean(0))
-
-
-def test_coupled_samples_fall_back_with_one_warning() -> None:
-    f, y0, t = Coupled(), normal(6, 3), observations(3)
-    reference = gradients(f, y0, t, "direct")
-    how = qj.DiscreteAdjoint(mode="parallel")
-    with pytest.warns(qj.QuadjointWarning, match="influence each other") as caught:
-        found = gradients(f, y0, t, how)
-    assert len(caught) == 1
-    assert relative(found, reference) < EQUAL
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert relative(gradients(f, y0, t, how), reference) < EQUAL  # said once
-        assert relative(gradients(f, y0, t, "discrete"), reference) < EQUAL  # nobody asked for parallel
-
-
-class TrainingCoupled(Coupled):
-    """As batch normalisation: samples are independent in evaluation and coupled in training."""
-
-    def forward(self, t: Tensor, y: Tensor) -> Tensor:
-        return super().forward(t, y) if self.training else self.net(y)
-
-
-def test_a_module_that_couples_its_samples_only_in_training_is_asked_again() -> None:
-    f, y0, t = TrainingCoupled(), normal(6, 3), observations(2)
-    how = qj.DiscreteAdjoint(mode="parallel")
-    assert relative(gradients(f.eval(), y0, t, how), gradients(f, y0, t, "direct")) < EQUAL
-    reference = gradients(f.train(), y0, t, "direct")
-    with pytest.warns(qj.QuadjointWarning, match="influence each other"):
         assert relative(gradients(f, y0, t, how), reference) < EQUAL
 
 

@@ -14,7 +14,7 @@ from gradient.helpers import ALL, relative, times
 METHODS: tuple[Any, ...] = (
     *ALL,
     "auto",
-    *(qj.DiscreteAdjoint(mode=mode) for mode in ("joint", "stacked", "parallel")),
+    *(qj.DiscreteAdjoint(mode=mode) for mode in ("joint", "stacked")),
     qj.DiscreteAdjoint(keep="states"),
     qj.DiscreteAdjoint(max_states=2),
     qj.GaussLegendre(trajectory=qj.Backsolve()),

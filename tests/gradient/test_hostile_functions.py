@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 import quadjoint as qj
 from gradient.helpers import normal, times
-from quadjoint.solver.problem import Problem
+from quadjoint.solver.spec import Spec
 
 T = times(0.0, 0.5, 1.0)
-MODES = ("joint", "stacked", "parallel")
+MODES = ("joint", "stacked")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::quadjoint.QuadjointWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),  # torch.func.jvp calls deprecated parts of torch
@@ -32,7 +32,7 @@ def net(dim: int = 3, width: int = 12, seed: int = 0, **more: Any) -> nn.Sequent
 
 
 def gradient(f: Callable[..., Any], params: list[Tensor], y0: Tensor, how: str | qj.Gradient) -> list[Tensor]:
-    ys = qj.odeint(f, y0, T, gradient=how, rtol=1e-5, atol=1e-7, options={"warm_start": False})
+    ys = qj.odeint(f, y0, T, gradient=how, rtol=1e-5, atol=1e-7)
     assert isinstance(ys, Tensor)
     weights = torch.linspace(0.5, 1.5, ys.numel(), dtype=torch.float64).reshape(ys.shape)
     return list(torch.autograd.grad((weights * ys.abs().square()).sum(), params))
@@ -75,7 +75,7 @@ def test_coupling_is_noticed_in_low_precision(dtype: torch.dtype) -> None:
     f, y0 = Coupled("one row").to(dtype), normal(4, 3).to(dtype)
     how = {"method": "rk4", "options": {"step_size": 0.25}}
     found = []
-    for gradient in ("direct", qj.DiscreteAdjoint(mode="parallel")):
+    for gradient in "direct":
         ys = qj.odeint(f, y0, T, gradient=gradient, **how)
         found.append(torch.cat([g.flatten() for g in torch.autograd.grad(ys.float().square().sum(), f.parameters())]))
     torch.testing.assert_close(found[1], found[0], rtol=0.1, atol=0.05 * float(found[0].abs().max()))
@@ -254,16 +254,15 @@ def test_a_backward_pass_that_failed_can_be_tried_again(mode: str) -> None:
 
         def forward(self, t: Tensor, y: Tensor) -> Tensor:
             out = self.net(y)
-            return Failing.apply(out) if t > 0.3 and mode != "parallel" else out
+            return Failing.apply(out) if t > 0.3 else out
 
     f = Unreliable()
     ys = qj.odeint(f, normal(4, 3), T, gradient=qj.DiscreteAdjoint(mode=mode))
     loss, params = ys.square().sum(), list(f.parameters())
     wanted = torch.autograd.grad(loss, params, retain_graph=True)
-    if mode != "parallel":
-        fail[0] = True
-        with pytest.raises(LookupError):
-            torch.autograd.grad(loss, params, retain_graph=True)
+    fail[0] = True
+    with pytest.raises(LookupError):
+        torch.autograd.grad(loss, params, retain_graph=True)
     for a, b in zip(torch.autograd.grad(loss, params), wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
@@ -283,11 +282,12 @@ def test_a_checkpoint_around_the_solve_finds_the_same_choice() -> None:
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_a_solve_by_auto_is_freed_without_the_garbage_collector() -> None:
-    alive: list[weakref.ref[Problem]] = []
-    original = Problem.run
+@pytest.mark.parametrize("how", ["auto", "direct", "discrete", "gq", "adjoint"])
+def test_a_solve_is_freed_without_the_garbage_collector(how: str) -> None:
+    alive: list[weakref.ref[Spec]] = []
+    original = Spec.begin
 
-    def run(self: Problem, *args: Any, **kwargs: Any) -> Tensor:
+    def begin(self: Spec, *args: Any, **kwargs: Any) -> Any:
         alive.append(weakref.ref(self))
         return original(self, *args, **kwargs)
 
@@ -296,8 +296,8 @@ def test_a_solve_by_auto_is_freed_without_the_garbage_collector() -> None:
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Problem, "run", run)
-            qj.odeint(lambda t, y: f(y), normal(4, 3), T).sum().backward()
+            patch.setattr(Spec, "begin", begin)
+            qj.odeint(lambda t, y: f(y), normal(4, 3), T, gradient=how).sum().backward()
         assert alive and all(reference() is None for reference in alive)
     finally:
         gc.enable()
@@ -315,7 +315,7 @@ def test_auto_backpropagates_through_steps_that_cannot_be_transposed(method: str
 
 def test_an_empty_batch_has_gradients() -> None:
     f = net()
-    for how in ("auto", "discrete", qj.DiscreteAdjoint(mode="parallel")):
+    for how in ("auto", "discrete"):
         ys = qj.odeint(lambda t, y: f(y), torch.zeros(0, 3, dtype=torch.float64), T, gradient=how)
         ys.sum().backward()
         assert all(p.grad is None or not p.grad.any() for p in f.parameters())

@@ -178,7 +178,7 @@ def test_tensors_computed_outside_of_f_are_given_as_params(how: str) -> None:
     assert relative(found, (reference[0], reference[2])) < (1e-3 if how == "gq-paper" else 1e-6)
 
 
-@pytest.mark.parametrize("how", [*ALL, *(qj.DiscreteAdjoint(mode=m) for m in ("joint", "stacked", "parallel"))])
+@pytest.mark.parametrize("how", [*ALL, *(qj.DiscreteAdjoint(mode=m) for m in ("joint", "stacked"))])
 def test_a_condition_from_an_encoder_is_differentiated_through(how: str | qj.Gradient) -> None:
     """The graph of a tensor that f closes over is used by every product, and again by the rest of the loss."""
     f, y0, x, weight = Driven(), normal(40, 3), normal(40, 3, seed=3), normal(3, 3, seed=4).requires_grad_()
@@ -228,7 +228,7 @@ class Hamiltonian(nn.Module):
         return torch.cat([g[..., 2:], -g[..., :2]], dim=-1)
 
 
-@pytest.mark.parametrize("how", [*ALL, *(qj.DiscreteAdjoint(mode=m) for m in ("joint", "stacked", "parallel"))])
+@pytest.mark.parametrize("how", [*ALL, *(qj.DiscreteAdjoint(mode=m) for m in ("joint", "stacked"))])
 @pytest.mark.filterwarnings("ignore:The dynamics Hamiltonian:quadjoint.QuadjointWarning")
 def test_dynamics_that_differentiate_themselves(how: str | qj.Gradient) -> None:
     f, y0 = Hamiltonian(), normal(5, 4)
@@ -238,7 +238,7 @@ def test_dynamics_that_differentiate_themselves(how: str | qj.Gradient) -> None:
     assert relative(found, reference) < (1e-3 if how == "gq-paper" else 1e-6)
 
 
-@pytest.mark.parametrize("how", ["gq", qj.DiscreteAdjoint(mode="stacked"), qj.DiscreteAdjoint(mode="parallel")])
+@pytest.mark.parametrize("how", ["gq", qj.DiscreteAdjoint(mode="stacked")])
 def test_dynamics_that_cannot_be_stacked_are_evaluated_one_by_one_and_it_is_said_once(how: str | qj.Gradient) -> None:
     class Smooth(Network):
         def forward(self, t: Tensor, y: Tensor) -> Tensor:

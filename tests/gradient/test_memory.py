@@ -54,7 +54,7 @@ def test_memory_of_the_reversible_method_does_not_grow_with_the_steps() -> None:
         ("gq", 5),
         (qj.DiscreteAdjoint(mode="joint", activations=0), 5),
         (qj.DiscreteAdjoint(mode="stacked", activations=0), 5),
-        (qj.DiscreteAdjoint(mode="parallel"), 5),
+        (qj.GaussLegendre(), 5),
         (qj.DiscreteAdjoint(keep="states", mode="joint"), 1.05),
     ],
 )

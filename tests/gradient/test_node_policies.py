@@ -12,7 +12,7 @@ import torch
 
 import quadjoint as qj
 from gradient.helpers import TIGHT, Driven, Network, flat, gradients, loss, normal, relative, times
-from quadjoint.gradient.quadrature import gauss_legendre, on_interval
+from quadjoint.quadrature import gauss_legendre, on_interval
 
 TRAJECTORIES = (qj.Stored(), qj.Backsolve())
 T = times(0.0, 0.4, 1.5)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from quadjoint.solver.problem import Only, find_parameters
 from torch import Tensor, nn
 
 import quadjoint as qj
 from gradient.helpers import ALL, TIGHT, Network, loss, normal, relative, times
 from quadjoint.autograd.leaves import reachable
 from quadjoint.solver.dynamics import Dynamics
-from quadjoint.solver.problem import Only, find_parameters
 
 T = times(0.0, 0.5, 1.0)
 GLOBAL = normal(3, seed=7).requires_grad_()

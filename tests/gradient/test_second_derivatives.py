@@ -18,7 +18,6 @@ METHODS: tuple[Any, ...] = (
     "auto",
     qj.DiscreteAdjoint(keep="states"),
     qj.DiscreteAdjoint(max_states=2),
-    qj.DiscreteAdjoint(mode="parallel"),
     qj.GaussLegendre(qj.ErrorControlled(1e-6)),
     qj.GaussLegendre(trajectory=qj.Backsolve()),
 )

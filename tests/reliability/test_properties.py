@@ -124,7 +124,7 @@ def relative(found: list[Tensor], expected: list[Tensor]) -> float:
 
 
 @few
-@given(case=cases(), mode=st.sampled_from(["auto", "joint", "stacked", "parallel"]),
+@given(case=cases(), mode=st.sampled_from(["auto", "joint", "stacked"]),
        keep=st.sampled_from(["stages", "states"]), limit=st.sampled_from([None, 1, 3]))  # fmt: skip
 def test_discrete_is_direct(case: Case, mode: str, keep: str, limit: int | None) -> None:
     how = qj.DiscreteAdjoint(mode=mode, keep=keep, max_states=limit)

@@ -88,7 +88,7 @@ def test_reversible_gradient_through_a_random_ode() -> None:
     assert error(gradients(sde, "reversible", **options), gradients(sde, "direct", **options)) < 1e-10
 
 
-@pytest.mark.parametrize("mode", ["joint", "stacked", "parallel"])
+@pytest.mark.parametrize("mode", ["joint", "stacked"])
 @pytest.mark.parametrize("store", ["coefficients", "seed"])
 def test_modes_of_the_discrete_adjoint(mode: str, store: str) -> None:
     sde = network("diagonal")

@@ -1,71 +1,138 @@
-"""Autograd's graph: inputs that depend on each other, and modules whose tensors are exchanged for a call."""
+"""What modules held when a solve ran, so that its backward pass evaluates the same function.
+
+Between a forward and its backward pass a program may give a module another condition, switch it to evaluation, or
+leave ``functional_call``. The tensors and flags of every module that a function can be seen to hold are noted when
+the solve starts, and put back while its backward pass runs, if they have changed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import functools
+import types
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from quadjoint.solver.dynamics import Dynamics
+from quadjoint.autograd import private
 
-
-class Gate(torch.autograd.Function):
-    """The identity; while ``gates`` are closed, no gradient passes."""
-
-    @staticmethod
-    def forward(ctx: Any, gates: Gates, x: Tensor) -> Tensor:
-        ctx.gates = gates
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        return None, None if ctx.gates.closed else grads[0]
+_LIMIT = 500  # things looked at; a function that holds more than this is not searched to the end
+_LONG = 64  # entries of a container; a longer one is data
+_LIBRARIES = ("torch", "numpy", "functools", "builtins", "scipy")  # whose functions hold nothing of the user's
 
 
-class Gates:
-    """Tensors to differentiate in separately although some depend on others, as y0 may on a parameter of f.
+class Snapshot:
+    """The tensors and the training flags of the modules that a function holds, and the precision of autocast."""
 
-    A gradient in the tensors behind closed gates is a partial one; once the gates are open again, derivatives of
-    that gradient are total ones.
-    """
+    def __init__(self, f: Callable[..., Any], device: torch.device) -> None:
+        search = _Search()
+        search.visit(f)
+        self.device, self.precision = device.type, _autocast(device.type)
+        self.modules, self.others = search.modules, search.tensors
+        self.tensors: list[tuple[MutableMapping[str, Any], str, Tensor]] = []
+        self.flags = [(m, m.training) for m in self.modules]
+        for module in self.modules:
+            for table in private.tensor_tables(module):
+                self.tensors += [(table, name, x) for name, x in table.items() if isinstance(x, Tensor)]
+
+    def held(self) -> list[Tensor]:
+        """Tensors that require grad and that the function can be seen to hold."""
+        everything = (*(x for _, _, x in self.tensors), *self.others)
+        return list({id(x): x for x in everything if x.requires_grad}.values())
+
+    @contextmanager
+    def reinstated(self) -> Iterator[None]:
+        """Everything as it was."""
+        tensors = [entry for entry in self.tensors if entry[0].get(entry[1]) is not entry[2]]
+        # One level only: train() would also set the flags of the children.
+        flags = [(m.__dict__, "training", flag) for m, flag in self.flags if m.training is not flag]
+        with private.replaced([*tensors, *flags]) if tensors or flags else nullcontext():
+            if _autocast(self.device) == self.precision:
+                yield
+                return
+            with torch.autocast(self.device, self.precision, enabled=self.precision is not None):
+                yield
+
+
+def _autocast(device: str) -> torch.dtype | None:
+    """The lower precision in which operations run at the moment, if any."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+class _Search:
+    """Modules and tensors that a callable is, holds as an attribute or argument, closes over, or names as a global."""
 
     def __init__(self) -> None:
-        self.closed = False
+        self.modules: list[nn.Module] = []
+        self.tensors: list[Tensor] = []
+        self.seen: set[int] = set()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return Gate.apply(self, x) if x.requires_grad else x
+    def visit(self, x: Any) -> None:
+        if isinstance(x, Tensor):
+            self.tensors.append(x)
+            return
+        if isinstance(x, str | int | float | type | types.ModuleType | None) or id(x) in self.seen:
+            return
+        if len(self.seen) >= _LIMIT:
+            return
+        self.seen.add(id(x))
+        if isinstance(x, nn.Module):
+            self._module(x)
+        elif isinstance(x, types.FunctionType):
+            self._function(x)
+        elif isinstance(x, types.MethodType):
+            self.visit(x.__self__)
+            self.visit(x.__func__)
+        elif isinstance(x, functools.partial):
+            for part in (x.func, x.args, x.keywords):
+                self.visit(part)
+        elif isinstance(x, dict | list | tuple):
+            if len(x) <= _LONG:
+                for part in x.values() if isinstance(x, dict) else x:
+                    self.visit(part)
+        else:
+            self._object(x)
 
-    def gradients(self, out: Tensor, inputs: Sequence[Tensor | None], seed: Tensor) -> list[Tensor | None]:
-        """Partial gradients, themselves differentiable; None for inputs that are None or not differentiated in."""
-        wanted = [x for x in inputs if x is not None and x.requires_grad]
-        self.closed = True
-        try:
-            found = iter(torch.autograd.grad(out, wanted, seed, create_graph=True, allow_unused=True))
-        finally:
-            self.closed = False
-        return [next(found) if x is not None and x.requires_grad else None for x in inputs]
+    def _module(self, module: nn.Module) -> None:
+        for m in module.modules():
+            self.seen.add(id(m))
+            self.modules.append(m)
+            for value in m.__dict__.values():
+                # Functions, lists of modules and other holders; the tables of torch hold neither.
+                if callable(value) or (isinstance(value, dict | list | tuple) and value):
+                    self.visit(value)
 
+    def _function(self, fn: types.FunctionType) -> None:
+        if (fn.__module__ or "").partition(".")[0] in _LIBRARIES:
+            return
+        for cell in fn.__closure__ or ():
+            try:
+                self.visit(cell.cell_contents)
+            except ValueError:  # not assigned yet
+                continue
+        for value in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()):
+            self.visit(value)
+        for name in fn.__code__.co_names:
+            value = fn.__globals__.get(name)
+            if isinstance(value, nn.Module | Tensor | types.FunctionType | functools.partial):
+                self.visit(value)
+        wrapped = getattr(fn, "__wrapped__", None)
+        if wrapped is not None:
+            self.visit(wrapped)
 
-def capture(f: Callable[..., Any]) -> dict[str, Tensor] | None:
-    """The tensors that a module computes with now; ``functional_call`` may put others back before backward runs."""
-    if not isinstance(f, torch.nn.Module):
-        return None
-    return {**dict(f.named_parameters()), **dict(f.named_buffers())}
-
-
-@contextmanager
-def as_captured(dynamics: Dynamics, tensors: dict[str, Tensor] | None) -> Iterator[None]:
-    """Evaluate the dynamics with the tensors they had in the forward pass."""
-    module = dynamics.f
-    if tensors is None or all(now is tensors.get(name) for name, now in (capture(module) or {}).items()):
-        yield
-        return
-    held = tensors
-    dynamics.f = lambda t, y: torch.func.functional_call(module, held, (t, y))  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        dynamics.f = module
+    def _object(self, x: Any) -> None:
+        if callable(x):
+            for base in type(x).__mro__:
+                if isinstance(base.__dict__.get("__call__"), types.FunctionType):
+                    self.visit(base.__dict__["__call__"])
+                    break
+        attributes = getattr(x, "__dict__", None)
+        for value in list(attributes.values()) if isinstance(attributes, dict) else ():
+            self.visit(value)
+        for base in type(x).__mro__:
+            names = base.__dict__.get("__slots__", ())
+            for name in (names,) if isinstance(names, str) else names:
+                if not name.startswith("__"):
+                    self.visit(getattr(x, name, None))

@@ -22,14 +22,8 @@ class Scheme:
     method: str = "dopri5"
 
     def settings(self, tolerance: float) -> dict[str, Any]:
-        """What the solver is given.
-
-        Every solve searches its own first step: a first step remembered from the solve before would make a
-        resumed run differ from an uninterrupted one.
-        """
-        options = {"warm_start": False}
-        gradient, method = self.gradient, self.method
-        return {"gradient": gradient, "method": method, "rtol": tolerance, "atol": tolerance, "options": options}
+        """What the solver is given."""
+        return {"gradient": self.gradient, "method": self.method, "rtol": tolerance, "atol": tolerance}
 
 
 def scheme(name: str, *, c: float = 0.1) -> Scheme:
@@ -42,9 +36,8 @@ def scheme(name: str, *, c: float = 0.1) -> Scheme:
         return Scheme(qj.DiscreteAdjoint(keep="states"))
     if name == "mali":
         return Scheme("reversible", method="alf")
-    if name == "gq-paper" and c != 0.1:
-        nodes = qj.Heuristic(c=c, max_nodes=64)
-        return Scheme(qj.GaussLegendre(nodes=nodes, trajectory=qj.Backsolve()))
+    if name == "gq-paper":
+        return Scheme(qj.QuadratureAdjoint(qj.Heuristic(c=c, max_nodes=64)))
     return Scheme(name)
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from quadjoint.errors import nearest
 from quadjoint.gradient.base import Gradient
 from quadjoint.gradient.choose.auto import Auto
-from quadjoint.gradient.continuous.sweep import Adjoint, ContinuousAdjoint, GaussLegendre, Seminorm
-from quadjoint.gradient.continuous.trajectory import Backsolve, Stored
+from quadjoint.gradient.collocation.adjoint import GaussLegendre
+from quadjoint.gradient.continuous.adjoint import Adjoint, ContinuousAdjoint, QuadratureAdjoint, Seminorm
 from quadjoint.gradient.direct import Direct
 from quadjoint.gradient.discrete.adjoint import DiscreteAdjoint
-from quadjoint.gradient.quadrature import Heuristic
 from quadjoint.gradient.reversible import Reversible
 
 GRADIENTS: dict[str, Gradient] = {
@@ -17,7 +16,7 @@ GRADIENTS: dict[str, Gradient] = {
     "direct": Direct(),
     "discrete": DiscreteAdjoint(),
     "gq": GaussLegendre(),
-    "gq-paper": GaussLegendre(nodes=Heuristic(), trajectory=Backsolve(), normalise=False, name="gq-paper"),
+    "gq-paper": QuadratureAdjoint(),
     "adjoint": Adjoint(),
     "seminorm": Seminorm(),
     "reversible": Reversible(),
@@ -35,5 +34,17 @@ def resolve(gradient: str | Gradient) -> Gradient:
     return GRADIENTS[gradient]
 
 
-__all__ = ["GRADIENTS", "Adjoint", "Auto", "Backsolve", "ContinuousAdjoint", "Direct", "DiscreteAdjoint",
-           "GaussLegendre", "Gradient", "Reversible", "Seminorm", "Stored", "resolve"]  # fmt: skip
+__all__ = [
+    "GRADIENTS",
+    "Adjoint",
+    "Auto",
+    "ContinuousAdjoint",
+    "Direct",
+    "DiscreteAdjoint",
+    "GaussLegendre",
+    "Gradient",
+    "QuadratureAdjoint",
+    "Reversible",
+    "Seminorm",
+    "resolve",
+]

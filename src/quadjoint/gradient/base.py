@@ -2,18 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from quadjoint.autograd.captured import Gates, as_captured, capture
-from quadjoint.solver.control import GridControl
-from quadjoint.solver.methods.compiled import reusable
-from quadjoint.solver.problem import Problem
+from quadjoint.autograd import private
+from quadjoint.autograd.captured import Snapshot
+from quadjoint.autograd.gates import Gates
+from quadjoint.gradient.cotangents import Cotangents, Mailbox, Query
+from quadjoint.gradient.first import First
+from quadjoint.solver.dynamics import Dynamics, Flow
+from quadjoint.solver.integrate import Integration, Integrator
+from quadjoint.solver.interpolation import DenseOutput
+from quadjoint.solver.spec import Spec
+from quadjoint.solver.stats import Stats
+
+
+@dataclass(frozen=True)
+class Task:
+    """A solve to be differentiated: what to solve, in which tensors, and where to note the figures."""
+
+    spec: Spec
+    params: tuple[Tensor, ...]
+    snapshot: Snapshot
+    stats: Stats
+    complete: bool = False  # the user has said that no other tensors are to be differentiated in
+
+    @property
+    def f(self) -> Dynamics:
+        return self.spec.f
+
+    def count(self, run: Integration, evaluations: int) -> None:
+        """Note the figures of a forward solve, or of a part of one."""
+        self.stats.forward_evaluations += evaluations
+        self.stats.accepted_steps += run.accepted_steps
+        self.stats.rejected_steps += run.rejected_steps
+
+
+@dataclass(frozen=True)
+class Part:
+    """Steps that are kept for the continuous solution; ``mailbox`` takes gradients of states that autograd lacks."""
+
+    steps: list[Any]
+    mailbox: Mailbox | None = None
+    link: Tensor | None = None
+
+
+@dataclass
+class Outcome:
+    """What a differentiable solve gives: observations in the order of time, and the steps, if they are kept."""
+
+    ys: Tensor
+    event_time: float | None = None
+    parts: list[Part] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients in the initial state, the parameters and, on a differentiable grid, the times."""
+
+    y0: Tensor
+    params: Sequence[Tensor | None]
+    points: Tensor | None = None
+    observed: Tensor | None = None
+
+
+class Recorder(Protocol):
+    """What a forward solve leaves to its backward pass."""
+
+    @property
+    def flow(self) -> Flow:
+        """The dynamics to solve with, whose evaluations the recorder may watch."""
+
+    def __call__(self, step: Any) -> None:
+        """Take in an accepted step."""
 
 
 class Gradient:
@@ -21,125 +86,141 @@ class Gradient:
 
     name: ClassVar[str]
     exact_clock: ClassVar[bool] = False  # differentiates a fixed grid exactly in its times
-    # Times per sample: "interpolate" one smooth solve, or go from "observation" to observation together.
-    sample_times: ClassVar[str] = "observation"
+    needs_observations: ClassVar[bool] = False  # in the backward pass, so that they must not be changed before
 
-    def choose(self, problem: Problem, f: Callable[..., Any], y0: Tensor, params: Any) -> Gradient:
-        """The method to use for this problem: itself, unless it is one that chooses."""
-        return self
+    def check(self, spec: Spec) -> Spec:
+        """The solve as this method needs it; an error in words if it cannot be differentiated by this method."""
+        return spec
 
-    def apply(self, problem: Problem, y0: Tensor) -> Tensor:
-        """Solve ``problem`` from ``y0`` such that the result can be differentiated."""
-        problem.stats.method = problem.stats.method or self.name
-        points = problem.solver.points if self.exact_clock else None
-        observed = problem.make_observer().points if self.exact_clock else None
-        if not torch.is_grad_enabled() or not (y0.requires_grad or problem.params or points is not None):
-            with torch.no_grad():
-                return problem.run(y0)
-        return _Solve.apply(self, problem, y0, points, observed, *problem.params)
+    def apply(self, task: Task, y0: Tensor, first: First) -> Outcome:
+        """Solve such that the result can be differentiated."""
+        return differentiate(self, task, task.spec.begin, y0, self.recorder(task, first))
 
-    def forward(self, problem: Problem, y0: Tensor) -> tuple[Tensor, Any]:
-        """Solve without grad; returns the observations and whatever ``backward`` needs."""
+    def recorder(self, task: Task, first: First | None) -> Recorder:
+        """Receives the accepted steps of the forward solve, and is handed to ``backward``."""
         raise NotImplementedError
 
-    def backward(self, problem: Problem, memory: Any, grad_ys: Tensor) -> Gradients:
+    def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
         raise NotImplementedError
 
 
-class Gradients:
-    """Gradients in the initial state, the parameters and, on a differentiable grid, the times."""
+Begin = Callable[[Tensor, Flow, Callable[[Any], None]], Integrator]
 
-    def __init__(self, y0: Tensor, params: list[Tensor | None], points: Tensor | None = None,
-                 observed: Tensor | None = None) -> None:  # fmt: skip
-        self.y0, self.params, self.points, self.observed = y0, params, points, observed
+
+def differentiate(method: Gradient, task: Task, begin: Begin, y0: Tensor, recorder: Recorder) -> Outcome:
+    """Run a solve outside of autograd, whose gradients ``method`` will compute."""
+    spec = task.spec
+    points = spec.solver.points if method.exact_clock else None
+    observed = spec.make_observer().points if method.exact_clock else None
+    solved = _Solved(method, task, begin, recorder)
+    ys, link = _Solve.apply(solved, y0, points, observed, *task.params)
+    assert solved.run is not None
+    part = Part(solved.run.steps, solved.mailbox, link)
+    return Outcome(ys, solved.run.event_time, [part])
+
+
+@dataclass
+class _Solved:
+    """A solve and what its backward pass needs."""
+
+    method: Gradient
+    task: Task
+    begin: Begin
+    memory: Any
+    run: Integration | None = None
+    mailbox: Mailbox = field(default_factory=Mailbox)
 
 
 class _Solve(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, method: Gradient, problem: Problem, y0: Tensor, points: Tensor | None,
-                observed: Tensor | None, *params: Tensor) -> Tensor:  # fmt: skip
-        ctx.method, ctx.problem = method, problem
-        ctx.tensors = capture(problem.f.f)
-        ys, ctx.memory = method.forward(problem, y0.detach())
-        ctx.save_for_backward(y0, points, observed, *params)
-        return ys
+    def forward(
+        ctx: Any, solved: _Solved, y0: Tensor, points: Tensor | None, observed: Tensor | None, *params: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        f = solved.task.f
+        before = f.evaluations
+        run = solved.begin(y0.detach(), solved.memory.flow, solved.memory).run()
+        solved.task.count(run, f.evaluations - before)
+        ys = run.ys
+        solved.run = replace(run, ys=ys.new_empty(0))
+        ctx.run, ctx.method, ctx.task = solved.run, solved.method, solved.task
+        ctx.memory, ctx.mailbox = solved.memory, solved.mailbox
+        ctx.save_for_backward(y0, points, observed, ys if solved.method.needs_observations else None, *params)
+        return ys, ys.new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        y0, points, observed, *_ = ctx.saved_tensors  # which autograd refuses if one was changed in place
-        (grad_ys,) = grads
-        problem: Problem = ctx.problem
-        if torch.is_grad_enabled():
-            return None, None, *differentiable(problem, ctx.tensors, y0, points, observed, grad_ys)
-        detached = _captured(problem, ctx.tensors, lambda x: x.detach().requires_grad_(x.requires_grad))
-        with detached as same, reusable(), hooks_aside(same.params):
-            out = ctx.method.backward(same, ctx.memory, grad_ys)
-        if not graph_is_kept():
-            ctx.memory = None  # as autograd frees what it saved, also while the result of the solve lives on
-        return None, None, out.y0, out.points, out.observed, *out.params
+        y0, points, observed, ys, *params = ctx.saved_tensors  # which autograd refuses if one was changed in place
+        method, task, run = ctx.method, ctx.task, ctx.run
+        queries = ctx.mailbox.take()
+        with task.snapshot.reinstated():
+            if torch.is_grad_enabled():
+                return None, *_differentiable(task, run, y0, points, observed, grads[0], queries)
+            with private.keep_buffers():
+                cotangents = Cotangents.of(task.spec, run, grads[0], queries)
+                out = method.backward(task, run if ys is None else replace(run, ys=ys), ctx.memory, cotangents)
+        if not private.graph_is_kept():
+            ctx.memory = ctx.run = None  # as autograd frees what it saved, also while the result of the solve lives on
+        found = [torch.zeros_like(p) if g is None else g for g, p in zip(out.params, params, strict=True)]
+        return None, out.y0, out.points, out.observed, *found
 
 
-@contextmanager
-def hooks_aside(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Take off the hooks of tensors: they are for the gradient of the whole solve, not for those of its parts."""
-    held = [(hooks, dict(hooks)) for x in tensors if (hooks := x._backward_hooks)]
-    for hooks, _ in held:
-        hooks.clear()
-    try:
-        yield
-    finally:
-        for hooks, own in held:
-            hooks.update(own)
-
-
-def graph_is_kept() -> bool:
-    """Whether the running backward pass was asked to retain its graph; taken for granted where torch does not say."""
-    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return True if ask is None else bool(ask())
-
-
-def differentiable(problem: Problem, tensors: dict[str, Tensor] | None, y0: Tensor, points: Tensor | None,
-                    observed: Tensor | None, grad_ys: Tensor) -> list[Tensor | None]:  # fmt: skip
+def _differentiable(
+    task: Task,
+    run: Integration,
+    y0: Tensor,
+    points: Tensor | None,
+    observed: Tensor | None,
+    grad_ys: Tensor,
+    queries: Sequence[Query],
+) -> list[Tensor | None]:
     """Gradients that can be differentiated again (``create_graph=True``): solve once more, recorded by autograd."""
     gates = Gates()
-    y0, points, observed = gates(y0), _through(gates, points), _through(gates, observed)
-
-    def make_control() -> Any:
-        control = problem.solver.make_control()
-        assert isinstance(control, GridControl)
-        control.points = points
-        return control
-
-    def make_observer() -> Any:
-        observer = problem.make_observer()
-        observer.points = observed
-        return observer
-
-    with _captured(problem, tensors, gates) as same:
-        again = same.again()
-        again.solver = replace(again.solver, stepper=again.solver.eager, points=points)
-        if points is not None:
-            again.solver.make_control = make_control
-        if observed is not None:
-            again.make_observer = make_observer
-        ys = again.run(y0)
-        return gates.gradients(ys, [y0, points, observed, *same.params], grad_ys)
+    y0 = gates(y0)
+    points, observed = (None if x is None else gates(x) for x in (points, observed))
+    again = task.spec.retrace(y0, run, points=points, observed=observed)
+    outs, seeds = [again.ys], [grad_ys]
+    if queries:
+        dense = DenseOutput(again.steps)
+        outs += [dense.many(query.times) for query in queries]
+        seeds += [query.grads for query in queries]
+    return gates.gradients(outs, [y0, points, observed, *task.params], seeds)
 
 
-def _through(gates: Gates, x: Tensor | None) -> Tensor | None:
-    return None if x is None else gates(x)
+class _Answer(torch.autograd.Function):
+    """States of the continuous solution; their gradients go to the backward pass of the solve."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Part, times: list[float], link: Tensor) -> Tensor:
+        ctx.part, ctx.times = part, times
+        return DenseOutput(part.steps).many(times)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        assert ctx.part.mailbox is not None
+        ctx.part.mailbox.put(ctx.times, grads[0])
+        return None, None, grads[0].new_zeros(())
 
 
-@contextmanager
-def _captured(
-    problem: Problem, tensors: dict[str, Tensor] | None, copy: Callable[[Tensor], Tensor]
-) -> Iterator[Problem]:
-    """The problem with the tensors of the forward pass, where the module has others by now, as copies."""
-    if tensors is None or all(now is tensors.get(name) for name, now in (capture(problem.f.f) or {}).items()):
-        yield problem
-        return
-    copies = {id(x): copy(x) for x in tensors.values()}
-    params = tuple(copies.get(id(p), p) for p in problem.params)
-    with as_captured(problem.f, {name: copies[id(x)] for name, x in tensors.items()}):
-        # A compiled graph computes with the tensors that the module has now.
-        yield replace(problem, params=params, solver=replace(problem.solver, stepper=problem.solver.eager))
+def evaluate(part: Part, times: list[float]) -> Tensor:
+    """States of the continuous solution at times within a part of it, differentiable as its observations are."""
+    if part.link is not None and part.link.requires_grad and torch.is_grad_enabled():
+        return _Answer.apply(part, times, part.link)
+    return DenseOutput(part.steps).many(times)
+
+
+class _Touch(torch.autograd.Function):
+    """The identity, which gives zeros as the gradient of parameters that nothing depends on."""
+
+    @staticmethod
+    def forward(ctx: Any, ys: Tensor, *params: Tensor) -> Tensor:
+        ctx.save_for_backward(*params)
+        return ys.view_as(ys)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        return grads[0], *(torch.zeros_like(p) for p in ctx.saved_tensors)
+
+
+def touch(ys: Tensor, params: Sequence[Tensor]) -> Tensor:
+    """Let autograd see that ``ys`` may depend on ``params``, as it sees of every solve whose gradient is computed."""
+    return _Touch.apply(ys, *params) if params and torch.is_grad_enabled() else ys

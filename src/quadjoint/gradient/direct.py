@@ -8,16 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.autograd.captured import capture
-from quadjoint.autograd.leaves import leaves
-from quadjoint.gradient.base import Gradient, differentiable, graph_is_kept, hooks_aside
-from quadjoint.solver.methods.compiled import CompiledRungeKutta, reusable
-from quadjoint.solver.problem import Problem
+from quadjoint.gradient.base import Gradient, Outcome, Part, Task, differentiate, touch
+from quadjoint.gradient.discrete.adjoint import DiscreteAdjoint
+from quadjoint.gradient.first import Begun, First
+from quadjoint.solver.integrate import Integrator
+from quadjoint.solver.spec import Spec
 
 
 @dataclass(frozen=True)
 class Direct(Gradient):
     """Backpropagate through every operation of the solve: exact, and as memory-hungry as all activations together.
+
+    Args:
+        memory_limit: bytes of activations that may be kept. The steps after they are spent are differentiated by
+            ``DiscreteAdjoint``, which gives the same gradient; None sets no limit.
 
     >>> import torch, quadjoint as qj
     >>> w = torch.tensor(0.5, requires_grad=True)
@@ -28,67 +32,48 @@ class Direct(Gradient):
     -0.61
     """
 
+    memory_limit: int | None = None
     name = "direct"
     exact_clock = True
-    sample_times = "interpolate"
 
-    def apply(self, problem: Problem, y0: Tensor) -> Tensor:
-        problem.stats.method = problem.stats.method or self.name
-        if not (torch.is_grad_enabled() and isinstance(problem.solver.stepper, CompiledRungeKutta)):
-            return problem.run(y0)
-        if problem.dense or problem.solver.points is not None:
-            return _Once.apply(problem.run(y0))
-        start = y0.detach().requires_grad_()
-        ys = problem.run(start)
-        params = [x for x in leaves(ys) if x is not start]
-        return _Recorded.apply(problem, (start, ys), capture(problem.f.f), y0, *params)
+    def check(self, spec: Spec) -> Spec:
+        if spec.solver.method == "scipy_solver":
+            raise ValueError(
+                "gradient='direct' cannot record the steps of method 'scipy_solver'; use gradient='gq' or 'adjoint', "
+                "or solve under torch.no_grad()."
+            )
+        return spec
 
+    def apply(self, task: Task, y0: Tensor, first: First) -> Outcome:
+        spec, before = task.spec, task.f.evaluations
+        start = first.graph.y if not y0.requires_grad else y0
+        integrator = spec.begin(start, Begun(spec.f, first, first.graph.out))
+        run = integrator.run(self._is_spent(task, first, before))
+        task.count(run, task.f.evaluations - before)
+        unused = [p for p in task.params if not any(p is x for x in first.met)]
+        out = Outcome(touch(run.ys, unused), run.event_time, [Part(run.steps)])
+        if integrator.finished:
+            return out
+        rest = self._go_on(task, integrator)
+        return Outcome(torch.cat([out.ys, rest.ys]), rest.event_time, [*out.parts, *rest.parts])
 
-class _Recorded(torch.autograd.Function):
-    """A solve that was recorded in compiled graphs, which cannot be differentiated twice.
+    def _is_spent(self, task: Task, first: First, before: int) -> Any:
+        """Whether half of the limit is used; the other half is for what the rest of the solve keeps."""
+        solver = task.spec.solver
+        if self.memory_limit is None or not solver.stepper.transposable or solver.points is not None:
+            return None
+        size = (first.activation_bytes or 0) + task.f.shape.numel() * task.f.dtype.itemsize
+        allowed = max(1, self.memory_limit // 2 // max(1, size))
+        return lambda: task.f.evaluations - before >= allowed
 
-    For a gradient that will be differentiated again, the solve is repeated without compilation.
-    """
+    def _go_on(self, task: Task, paused: Integrator) -> Outcome:
+        """Differentiate the rest of a solve by its transpose."""
+        assert self.memory_limit is not None
+        rest = paused.observer.rest(paused.t)
+        task = replace(task, spec=replace(task.spec, make_observer=rest))
+        how = DiscreteAdjoint(memory_limit=self.memory_limit // 2)
 
-    @staticmethod
-    def forward(ctx: Any, problem: Problem, recorded: tuple[Tensor, Tensor], tensors: dict[str, Tensor] | None,
-                y0: Tensor, *params: Tensor) -> Tensor:  # fmt: skip
-        ctx.problem, ctx.tensors, ctx.memory = replace(problem, params=params), tensors, recorded
-        ctx.save_for_backward(y0, *params)
-        return recorded[1].detach()
+        def begin(y: Tensor, f: Any, accepted: Any) -> Integrator:
+            return paused.resume(y, f, accepted, rest())
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        y0, *params = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            if any(x.requires_grad and not x.is_leaf for x in (ctx.tensors or {}).values()):
-                raise ValueError(_ADVICE)
-            in_y0, _, _, *found = differentiable(ctx.problem, ctx.tensors, y0, None, None, grads[0])
-            return None, None, None, in_y0, *found
-        start, ys = ctx.memory
-        # The graph of tensors that f closes over is used by others as well.
-        with reusable(), hooks_aside(params):
-            out = torch.autograd.grad(ys, (start, *params), grads[0], retain_graph=True, allow_unused=True)
-        if not graph_is_kept():
-            ctx.memory = None
-        return None, None, None, *out
-
-
-_ADVICE = (
-    "Steps recorded with compile=True cannot be differentiated twice here (create_graph=True with solve, with weights "
-    "put in by functional_call, or with a grid of learnable times); use gradient='discrete' or compile=False."
-)
-
-
-class _Once(torch.autograd.Function):
-    """The identity, which refuses gradients that are to be differentiated again."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
-            raise ValueError(_ADVICE)
-        return grads[0]
+        return differentiate(how, task, begin, paused.y, how.recorder(task, None))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.autograd.tape import NOTHING, Graph, record
+from quadjoint.autograd.aliases import Aliases
+from quadjoint.autograd.leaves import Frontier
+from quadjoint.autograd.recorded import NOTHING, Graph, record
+from quadjoint.gradient.base import Task
 from quadjoint.solver.dynamics import Dynamics, Time, stack_call
-from quadjoint.solver.problem import Problem
 
 # Stacking pays until a product has about this many rows; beyond it the weights are no longer what is waited for.
 CHUNK_ROWS = 512
+LEAST_BYTES = 2**16  # that a stack may take in any case
 
 
 class Products:
@@ -24,10 +27,14 @@ class Products:
     Graphs are retained, as f may close over tensors that were computed before the solve and share their graph.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        self.f: Dynamics = problem.f
-        self.params, self.stats = problem.params, problem.stats
-        self.sums: list[Tensor | None] = [None] * len(problem.params)
+    def __init__(self, task: Task, aliases: Aliases | None = None) -> None:
+        self.f: Dynamics = task.f
+        self.params, self.stats = task.params, task.stats
+        self.aliases = Aliases(task.params) if aliases is None else aliases
+        self.targets = self.aliases.of(task.params)
+        self.sums: list[Tensor | None] = [None] * len(task.params)
+        self.frontier = None if task.complete else Frontier([*task.params, *self.targets])
+        self.strangers: list[weakref.ref[Tensor]] = []
 
     def add(self, gradients: Sequence[Tensor | None], factor: float = 1.0) -> None:
         for i, g in enumerate(gradients):
@@ -40,8 +47,10 @@ class Products:
         if total is None:
             # autograd may hand out views or tensors that it still uses; own the memory once.
             self.sums[i] = g * factor if factor != 1.0 else g.clone()
-        else:
+        elif g.layout == total.layout == torch.strided:
             total.add_(g, alpha=factor)
+        else:
+            self.sums[i] = total + g * factor
 
     def add_product(self, i: int, a: Tensor, b: Tensor) -> None:
         """Add the matrix product a b to the gradient of parameter i, without another one of its size."""
@@ -51,25 +60,15 @@ class Products:
         else:
             total.addmm_(a, b)
 
-    def joint(self, t: Time, y: Tensor, a: Tensor, nudge: int = 0) -> Tensor:
-        """a^T df/dy at one point; a^T df/dtheta goes to the sums."""
-        out, y = self.record(t, y, nudge)
-        return self.transpose(out, y, a)
-
     def transpose(self, out: Tensor, y: Tensor, a: Tensor) -> Tensor:
         """a^T df/dy of an evaluation that was recorded; a^T df/dtheta goes to the sums."""
         if not out.requires_grad:
             return torch.zeros_like(y)
-        g, *gradients = torch.autograd.grad(out, (y, *self.params), a, retain_graph=True, allow_unused=True)
+        g, *gradients = torch.autograd.grad(out, (y, *self.targets), a, retain_graph=True, allow_unused=True)
         self.stats.vjp_state += 1
         self.stats.vjp_params += any(p is not None for p in gradients)
         self.add(gradients)
         return torch.zeros_like(y) if g is None else g
-
-    def value_and_state(self, t: Time, y: Tensor, a: Tensor, nudge: int = 0) -> tuple[Tensor, Tensor]:
-        """f and a^T df/dy at one point."""
-        out, y = self.record(t, y, nudge)
-        return out.detach(), self.transpose_state(out, y, a)
 
     def transpose_state(self, out: Tensor, y: Tensor, a: Tensor) -> Tensor:
         """a^T df/dy of an evaluation that was recorded."""
@@ -82,14 +81,45 @@ class Products:
     def record(self, t: Time, y: Tensor, nudge: int = 0, within: AbstractContextManager[Any] = NOTHING) -> Graph:
         """One recorded evaluation, and the input that it can be differentiated in."""
         self.stats.backward_evaluations += 1
-        return record(lambda t, y: self.f(t, y, nudge), t, y, within)
+        with self.aliases if self.aliases else NOTHING:
+            graph = record(lambda t, y: self.f(t, y, nudge), t, y.detach(), within)
+        self.watch(graph.out, graph.y)
+        return graph
+
+    def record_stack(self, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
+        """f at a stack of points, recorded by autograd: one call under vmap where f allows it."""
+        self.stats.backward_evaluations += len(ys)
+        with torch.enable_grad(), self.aliases if self.aliases else NOTHING:
+            out = stack_call(self.f, times, ys)
+        self.watch(out, ys)
+        return out
+
+    def watch(self, out: Tensor, y: Tensor) -> None:
+        """Note tensors that an evaluation depends on and that nobody has named."""
+        if self.frontier is None or not out.requires_grad:
+            return
+        found = self.frontier.strangers(out, y)
+        if found:
+            self.strangers = [ref for ref in self.strangers if ref() is not None]
+            self.strangers += [weakref.ref(x) for x in found]
+
+    def finish(self) -> list[Tensor | None]:
+        """The sums. Leaves that were met and not named, and that still live, have lost their gradient: an error."""
+        found = {id(x): x for ref in self.strangers if (x := ref()) is not None}
+        if found:
+            shapes = ", ".join(str(tuple(x.shape)) for x in found.values())
+            raise ValueError(
+                "f depends on tensors that it did not use at the initial time, so their gradients would be lost "
+                f"(shapes: {shapes}). Name them: params=[...], or make f a module that holds them; "
+                "gradient='direct' needs no names."
+            )
+        return self.sums
 
     def stacked(self, times: Sequence[float] | Tensor, ys: Tensor, a: Tensor) -> None:
         """Sum of a_i^T df/dtheta over a stack of points, in chunks of one evaluation each."""
         if not self.params:
             return
-        rows = max(1, math.prod(ys.shape[1:-1]))
-        size = max(1, CHUNK_ROWS // rows)
+        size = self.stack_size()
         for first in range(0, len(ys), size):
             part = slice(first, first + size)
             self.add(self.stacked_gradients(times[part], ys[part], a[part]))
@@ -100,10 +130,12 @@ class Products:
         self.stats.vjp_params += 1
         if not outs.requires_grad:
             return [None] * len(self.params)
-        return torch.autograd.grad(outs, self.params, a, retain_graph=True, allow_unused=True)
+        return torch.autograd.grad(outs, self.targets, a, retain_graph=True, allow_unused=True)
 
-    def record_stack(self, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
-        """f at a stack of points, recorded by autograd: one call under vmap where f allows it."""
-        self.stats.backward_evaluations += len(ys)
-        with torch.enable_grad():
-            return stack_call(self.f, times, ys)
+    def stack_size(self) -> int:
+        """Points in a stack: as many as pay, in no more memory than the gradients of the parameters take anyway."""
+        f = self.f
+        rows = max(1, f.shape[:-1].numel()) if f.shape else 1
+        allowed = max(LEAST_BYTES, sum(p.numel() * p.element_size() for p in self.params))
+        # A point is kept with its adjoint; the activations are a few times the state.
+        return max(1, min(CHUNK_ROWS // rows, allowed // max(1, 8 * f.shape.numel() * f.dtype.itemsize)))

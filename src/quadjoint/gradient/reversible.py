@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quadjoint.errors import QuadjointWarning
-from quadjoint.gradient.base import Gradient, Gradients
+from quadjoint.errors import QuadjointWarning, SolveError
+from quadjoint.gradient.base import Gradient, Gradients, Task
+from quadjoint.gradient.cotangents import Cotangents
+from quadjoint.gradient.first import Begun, First
 from quadjoint.gradient.products import Products
-from quadjoint.solver.problem import Problem
+from quadjoint.solver.integrate import Integration
+from quadjoint.solver.spec import Spec
 from quadjoint.solver.state import rms_norm
 
 
@@ -34,80 +37,91 @@ class Reversible(Gradient):
 
     name = "reversible"
 
-    def apply(self, problem: Problem, y0: Tensor) -> Tensor:
-        if problem.solver.method != "alf":
+    def check(self, spec: Spec) -> Spec:
+        solver = spec.solver
+        if solver.method != "alf":
             raise ValueError(
-                "gradient='reversible' needs method='alf', the one with an inverse; "
-                f"got method={problem.solver.method!r}."
+                f"gradient='reversible' needs method='alf', the one with an inverse; got method={solver.method!r}."
             )
-        if problem.event is not None:
+        if spec.event is not None:
             raise ValueError("gradient='reversible' does not support events; use gradient='direct'.")
-        if problem.solver.grid is None:
+        times = spec.times()
+        if solver.grid is None:
             # Land on every observation: interpolated ones would need states inside steps.
-            problem.solver = problem.solver.with_settings(step_t=(*problem.solver.settings.step_t, *problem.times))
-        elif not set(problem.times) <= set(problem.solver.grid):
+            return replace(spec, solver=solver.with_settings(step_t=(*solver.settings.step_t, *times)))
+        if not set(times) <= set(solver.grid):
             raise ValueError(
                 "gradient='reversible' with options['step_size'] needs every observation time on the grid."
             )
-        return super().apply(problem, y0)
+        return spec
 
-    def forward(self, problem: Problem, y0: Tensor) -> tuple[Tensor, Any]:
-        steps: list[tuple[float, float]] = []
-        last: list[Any] = [None, None]
-        restarts: dict[int, Tensor] = {}  # v before a discontinuity, after which it starts anew
+    def recorder(self, task: Task, first: First | None) -> _Ending:
+        assert first is not None
+        return _Ending(Begun(task.f, first, first.value), first.graph.y.detach())
 
-        def record(step: Any) -> None:
-            if steps and step.f0 is not last[1]:
-                restarts[len(steps)] = last[1]
-            steps.append((step.t0, step.t1))
-            last[:] = [step.y1, step.carry]
-
-        ys = problem.run(y0, accepted=record)
-        return ys, (steps, last, restarts, y0)
-
-    def backward(self, problem: Problem, memory: Any, grad_ys: Tensor) -> Gradients:
-        steps, (y, v), restarts, y0 = memory
-        end = y
-        products, stepper = Products(problem), problem.solver.stepper
-        if not steps:
-            return Gradients(grad_ys.sum(0), products.sums)
-        at = {t: k for k, t in enumerate(problem.times)}
-        eta = stepper.eta
+    def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
+        products, stepper = Products(task), task.spec.solver.stepper
+        if not run.taken:
+            return Gradients(cotangents.grads.sum(0), products.sums)
+        if not set(cotangents.times.tolist()) <= {run.taken[0].t0, *(taken.t1 for taken in run.taken)}:
+            raise ValueError(
+                "gradient='reversible' keeps no state inside of steps, so the continuous solution has no gradient "
+                "between observations; name these times in t, or use gradient='direct'."
+            )
+        y, v, eta = memory.y, memory.v, stepper.eta
         a, a_v = torch.zeros_like(y), torch.zeros_like(y)
-        jumps = set(problem.solver.settings.jump_t)
-        for index in range(len(steps) - 1, -1, -1):
-            t0, t1 = steps[index]
-            h = t1 - t0
-            if t1 in at:
-                a = a + grad_ys[at[t1]]
-            middle = y - v * (0.5 * h)
+        for index in range(len(run.taken) - 1, -1, -1):
+            taken = run.taken[index]
+            t0, h = taken.t0, taken.t1 - taken.t0
+            first, last = cotangents.inside(index)
+            a = a + cotangents.grads[first:last].sum(0)
+            middle = stepper.middle(y, v, h)
             out, point = products.record(t0 + 0.5 * h, middle)
             a_v = a_v + a * (0.5 * h)
             found = products.transpose(out, point, 2.0 * eta * a_v)
-            u = out.detach()
-            v = (v - 2.0 * eta * u) / (1.0 - 2.0 * eta)
-            y = middle - v * (0.5 * h)
+            y, v = stepper.inverse(middle, out.detach(), v, h)
             a = a + found
             a_v = (1.0 - 2.0 * eta) * a_v + a * (0.5 * h)
-            if index == 0 or index in restarts:  # v was f(t0, y) here
-                out, point = products.record(t0, y, int(math.copysign(1.0, h)) if t0 in jumps else 0)
+            if index == 0 or index in memory.restarts:  # v was f(t0, y) here
+                out, point = products.record(t0, y, taken.nudge[0])
                 a = a + products.transpose(out, point, a_v)
-                v, a_v = restarts.get(index, v), torch.zeros_like(y)
-        _check_reconstruction(problem, y, y0, end)
-        return Gradients(a + grad_ys[0], products.sums)
+                v, a_v = memory.restarts.get(index, v), torch.zeros_like(y)
+        _check_reconstruction(task.spec, y, memory.y0, memory.y)
+        return Gradients(cotangents.at_start(a), products.finish())
 
 
-def _check_reconstruction(problem: Problem, found: Tensor, y0: Tensor, end: Tensor) -> None:
-    """Warn if the inverse steps did not lead back to the initial state.
+class _Ending:
+    """What the inverse steps start from, and the velocities that a discontinuity has interrupted."""
+
+    def __init__(self, flow: Begun, y0: Tensor) -> None:
+        self.flow, self.y0 = flow, y0
+        self.y = self.v = y0
+        self.count = 0
+        self.restarts: dict[int, Tensor] = {}
+
+    def __call__(self, step: Any) -> None:
+        if self.count and step.f0 is not self.v:
+            self.restarts[self.count] = self.v
+        self.count += 1
+        self.y, self.v = step.y1, step.carry
+
+
+def _check_reconstruction(spec: Spec, found: Tensor, y0: Tensor, end: Tensor) -> None:
+    """Warn if the inverse steps did not lead back to the initial state, and refuse to go on if they led nowhere.
 
     The inverse is exact but for rounding, which grows backwards in time as fast as the dynamics contract forwards, and
     by 1 / |1 - 2 eta| a step. The gradient is then that of another trajectory.
     """
-    settings = problem.solver.settings
+    settings = spec.solver.settings
     rtol, atol = (float(x.max()) if isinstance(x, Tensor) else x for x in (settings.rtol, settings.atol))
     size = max(float(rms_norm(y0)), float(rms_norm(end)))
     allowed = max(rtol, 100 * torch.finfo(y0.dtype).eps) * size + atol
     distance = float(rms_norm(found - y0))
+    if not math.isfinite(distance):
+        raise SolveError(
+            "The states that gradient='reversible' reconstructed are not finite: rounding has grown without bound "
+            "backwards in time. Use gradient='discrete' or 'direct', or a shorter interval."
+        )
     if not distance <= allowed:
         warnings.warn(
             f"The states that gradient='reversible' reconstructed end {distance:.1e} away from y0, more than the "

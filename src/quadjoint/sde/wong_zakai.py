@@ -54,16 +54,16 @@ class RandomODE(nn.Module):
         """Paths of one equation are alike: step sizes and sizes measured on one serve the next."""
         return self.sde
 
-    def compile_parts(self) -> tuple[NeuralSDE, Any, Callable[..., Tensor], tuple[Tensor, ...]]:
-        """One compiled graph for all paths of an equation: what it is kept for, its function, the path's tensors."""
+    def compile_parts(self) -> tuple[Any, Callable[..., Tensor], tuple[Tensor, ...]]:
+        """One compiled graph for all paths of an equation: what tells it apart, its function, the path's tensors."""
         sde, path, xi = self.sde, self.path, self.path.coefficients
         if path.terms == 0 or not isinstance(xi, Kept):
-            return sde, id(path), self.forward, ()
+            return id(path), self.forward, ()
 
         def evaluate(t: Tensor, y: Tensor, *blocks: Tensor) -> Tensor:
             return sde.f(t, y) + sde.diffuse(t, y, weighted_sum(xi.aligned(path.basis(t)), blocks, xi.shape))
 
-        return sde, (type(path), path.t0, path.t1, path.terms, xi.shape, xi.dtype), evaluate, xi.blocks
+        return (type(path), path.t0, path.t1, path.terms, xi.shape, xi.dtype), evaluate, xi.blocks
 
     def extra_repr(self) -> str:
         return f"path={self.path!r}"

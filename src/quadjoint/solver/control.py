@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.errors import NonFiniteStateError, StepSizeUnderflowError
-from quadjoint.solver.dynamics import Dynamics
+from quadjoint.solver.dynamics import Flow
 from quadjoint.solver.interpolation import Step
 from quadjoint.solver.methods.runge_kutta import Clock
 from quadjoint.solver.state import Norm, rms_norm
@@ -61,19 +61,20 @@ class AdaptiveControl:
         self.previous_ratio = 1.0
         self.length = 0.0  # of the step in progress; t1 - t0 differs from it by rounding
         self.full_step = 0.0  # the step size wanted before a stop cut it short
-        self.first_h: float | None = None
 
-    def start(self, f: Dynamics, t0: float, y0: Tensor, t_end: float) -> Tensor | None:
+    def start(self, f: Flow, t0: float, y0: Tensor, t_end: float) -> Tensor | None:
         """Choose the first step size; returns f(t0, y0), the first stage, where the search evaluated it."""
         if self.settings.first_step is not None:
-            self.first_h = self.h = abs(self.settings.first_step)
+            self.h = abs(self.settings.first_step)
             return None
         f0 = f(t0, y0)
         with torch.no_grad():
-            self.first_h = self.h = self._search(f, t0, y0.detach(), f0.detach(), t_end)
+            searched = self._search(f, t0, y0.detach(), f0.detach(), t_end)
+        # Where nothing moves, the search finds lengths that vanish beside a large time.
+        self.h = max(searched, min(abs(t_end - t0), 100 * math.ulp(max(abs(t0), abs(t_end)))))
         return f0
 
-    def _search(self, f: Dynamics, t0: float, y0: Tensor, f0: Tensor, t_end: float) -> float:
+    def _search(self, f: Flow, t0: float, y0: Tensor, f0: Tensor, t_end: float) -> float:
         """Hairer, Norsett and Wanner, section II.4: from the sizes of y, f and a difference of f."""
         s = self.settings
         scale = y0.abs() * s.rtol + s.atol
@@ -158,14 +159,12 @@ class GridControl:
     it goes on with the last step size. ``perturb`` evaluates just inside the ends of every step.
     """
 
-    first_h: float | None = None
-
     def __init__(self, grid: list[float], points: Tensor | None = None, perturb: bool = False,
                  max_num_steps: int = 2**31 - 1) -> None:  # fmt: skip
         self.grid, self.points, self.perturb, self.index = grid, points, perturb, 0
         self.settings = StepSettings(max_num_steps=max_num_steps)
 
-    def start(self, f: Dynamics, t0: float, y0: Tensor, t_end: float) -> Tensor | None:
+    def start(self, f: Flow, t0: float, y0: Tensor, t_end: float) -> Tensor | None:
         return None
 
     def propose(self, t: float, stop: float, y: Tensor) -> tuple[float, Clock | None]:

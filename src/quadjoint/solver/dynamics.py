@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from quadjoint.autograd import private
 from quadjoint.autograd.leaves import leaves
 from quadjoint.errors import warn_once
 from quadjoint.solver.state import Layout
-
-if TYPE_CHECKING:
-    from quadjoint.autograd.tape import Tape
+from quadjoint.solver.store import remembered
 
 Time = float | Tensor
 TimeMap = Callable[[Tensor], tuple[Tensor, Tensor]]  # s to (t, dt/ds), both shaped to broadcast against the state
 
 
-def owner(f: Callable[..., Any]) -> Any:
-    """What measurements of ``f`` are kept for: itself, the object of a method, or what it says is its ``cache_owner``.
+class Flow(Protocol):
+    """What a stepper evaluates: dy/dt at a time and a state, ``nudge`` units in the last place beside the time."""
 
-    The latter is for dynamics that are made anew for every solve but are alike, such as those with a path of noise.
-    """
-    return getattr(f, "cache_owner", getattr(f, "__self__", f))
-
-
-def kept_for(store: weakref.WeakKeyDictionary[Any, dict[Any, Any]], f: Callable[..., Any]) -> dict[Any, Any]:
-    """What ``store`` keeps for ``f``; of functions that cannot be hashed or referenced weakly nothing is kept."""
-    try:
-        return store.setdefault(owner(f), {})
-    except TypeError:
-        return {}
+    def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor: ...
 
 
 _IN_PLACE = "f changed its input y in place; return a new tensor instead (for example y * 2, not y.mul_(2))."
@@ -58,13 +47,11 @@ class Dynamics:
         self.evaluations = 0
         self.needs_grad = False
         self.stackable: bool | None = None  # whether vmap works; None until tried
-        self.known: Any = None  # what is remembered of f at this shape
-        self.tape: Tape | None = None  # keeps graphs of evaluations for the backward pass
         self._last: tuple[weakref.ref[Tensor], int] | None = None  # what f returned last, and its version
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies: without what belongs to the solve that is running and to the process."""
-        return {**self.__dict__, "known": None, "tape": None, "_last": None}
+        return {**self.__dict__, "_last": None}
 
     def time(self, t: Time, nudge: int = 0) -> Tensor:
         """``t`` as the tensor that ``f`` receives, moved by one unit in the last place for ``nudge`` of -1 or 1."""
@@ -79,15 +66,13 @@ class Dynamics:
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:
         self.evaluations += 1
         t = self.time(t, nudge)
-        if self.tape is not None:
-            return self.tape.evaluate(self.checked, t, y)
         out = self.checked(t, y)
         # A function that switches grad on by itself would otherwise keep its graph alive on stored stages.
         return out.detach() if out.requires_grad and not torch.is_grad_enabled() else out
 
     def checked(self, t: Tensor, y: Tensor) -> Tensor:
         """Evaluate once and make sure that the result is a derivative of ``y``."""
-        version = None if y.is_inference() else y._version
+        version = private.version(y)
         last = None if self._last is None else self._last[0]()
         grad_mode = torch.is_grad_enabled()
         out = self.raw(t, y)
@@ -96,13 +81,13 @@ class Dynamics:
             raise ValueError("f changed the grad mode and left it so; use `with torch.no_grad():` inside f.")
         if not isinstance(out, Tensor) or out.shape != y.shape or out.dtype != y.dtype or out.device != y.device:
             out = self._mend(out, y)
-        if version is not None and y._version != version:
+        if private.version(y) != version:
             raise ValueError(_IN_PLACE)
-        if self._last is not None and last is not None and last._version != self._last[1]:
+        if self._last is not None and last is not None and private.version(last) != self._last[1]:
             raise ValueError(
                 "f changed in place a tensor that it had returned before; return a new tensor from every call."
             )
-        self._last = None if out.is_inference() else (weakref.ref(out), out._version)
+        self._last = None if out.is_inference() else (weakref.ref(out), private.version(out))
         return out
 
     def raw(self, t: Tensor, y: Tensor) -> Any:
@@ -127,7 +112,7 @@ class Dynamics:
         y = y.detach().requires_grad_()
         with torch.enable_grad():
             out = self._call(t, y)
-        if recording and isinstance(out, Tensor) and torch._C._functorch.peek_interpreter_stack() is None:
+        if recording and isinstance(out, Tensor) and not private.inside_transform():
             # Where f depends on nothing that requires grad but this copy of y, there is nothing to record.
             return out if any(x is not y for x in leaves(out)) else out.detach()
         return out
@@ -175,58 +160,19 @@ class Dynamics:
         )
 
 
-class RandomnessCheck:
-    """Notices a function that gives other values whenever it is called (dropout in train mode).
-
-    Adaptive steps cannot resolve such dynamics, and a backward pass that evaluates them again differentiates another
-    function than was solved. The default generator's state is compared once a solve; only where it has moved, which
-    another thread may have caused, is f evaluated twice at one point.
-    """
-
-    ADVICE = (
-        "f draws random numbers in every evaluation (dropout in train mode?), so it is not a function of (t, y). Call "
-        "f.eval(), or draw the numbers once before the solve; with fixed steps, gradient='direct' can be used as it is."
-    )
-
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device if device.type == "cuda" else None
-        self.before = self._state()
-
-    def _state(self) -> list[Tensor]:
-        return [torch.get_rng_state(), *([] if self.cuda is None else [torch.cuda.get_rng_state(self.cuda)])]
-
-    def found(self, f: Dynamics, t: float, y: Tensor) -> bool:
-        """Whether f is random."""
-        if all(torch.equal(a, b) for a, b in zip(self.before, self._state(), strict=True)):
-            return False
-        with torch.no_grad():
-            first, second = (f.checked(f.time(t), y.detach()) for _ in range(2))
-        return not torch.equal(first, second)
-
-
 # What vmap raises where it cannot evaluate a function.
 _UNSTACKABLE = (RuntimeError, NotImplementedError, ValueError, TypeError)
 
 
 def _rule_out_vmap(f: Dynamics) -> None:
     """Note that f cannot be stacked: for backward hooks, which vmap does not call, or parameters of their own kind."""
-    module = owner(f.f)
+    if f.stackable is None and remembered(f.f).get("vmap") is False:
+        f.stackable = False
+    module = getattr(f.f, "__self__", f.f)
     if f.stackable is None and isinstance(module, torch.nn.Module):
-        hooked = any(m._backward_hooks or m._backward_pre_hooks for m in module.modules())
+        hooked = any(private.has_module_hooks(m) for m in module.modules())
         if hooked or any(type(p) is not torch.nn.Parameter for p in module.parameters()):
             f.stackable = False
-
-
-def can_stack(f: Dynamics, t: float, y: Tensor) -> bool:
-    """Whether f can be evaluated as a stack; tried on two copies of a point, where it is not known."""
-    _rule_out_vmap(f)
-    if f.stackable is None:
-        try:
-            with torch.no_grad():
-                torch.func.vmap(f.raw)(f.time(t).expand(2), y.detach().expand(2, *y.shape))
-        except _UNSTACKABLE:
-            f.stackable = False
-    return f.stackable is not False
 
 
 def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
@@ -244,7 +190,7 @@ def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tens
         except _UNSTACKABLE as error:
             if f.stackable:
                 raise
-            f.stackable = False
+            f.stackable = remembered(f.f)["vmap"] = False
             reason = str(error).splitlines()[0]
             warn_once(
                 f"vmap {type(f.f).__name__} {id(type(f.f))}",

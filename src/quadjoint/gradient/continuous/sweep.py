@@ -1,4 +1,4 @@
-"""The continuous adjoint: one backward sweep over the observations, whatever z(t) and the integral are made of.
+"""One backward solve over the observations, whatever the parameter integral is made of.
 
 The adjoint a = dL/dz obeys da/dt = -a^T df/dz and jumps by dL/dz(t_k) at every observation;
 dL/dtheta = int a^T df/dtheta dt. The sweep is one solve backwards in time that lands on the observations, applies the
@@ -9,261 +9,215 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quadjoint.errors import SolveError
-from quadjoint.gradient.base import Gradient, Gradients
+from quadjoint.gradient.base import Gradients, Task
 from quadjoint.gradient.continuous.integral import InState, Quadrature, QuadratureSum
-from quadjoint.gradient.continuous.trajectory import Backsolve, Stored, TrajectoryRecorder
+from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.products import Products
-from quadjoint.gradient.quadrature import NodePolicy, PerStep
 from quadjoint.solver.control import GridControl
 from quadjoint.solver.dynamics import Dynamics, Time
-from quadjoint.solver.integrate import Hooks, Observer, integrate
+from quadjoint.solver.integrate import Hooks, Integration, Integrator
 from quadjoint.solver.methods.catalogue import make_solver
-from quadjoint.solver.problem import Problem, Solver
-from quadjoint.solver.state import Layout, mixed_norm, rms_norm
+from quadjoint.solver.observe import Observer, SampleObserver
+from quadjoint.solver.spec import Solver
+from quadjoint.solver.state import Layout, mixed_norm
+from quadjoint.solver.times import LinearMap, PiecewiseMap
+
+if TYPE_CHECKING:
+    from quadjoint.gradient.continuous.adjoint import ContinuousAdjoint
 
 
-@dataclass(frozen=True)
-class ContinuousAdjoint(Gradient):
-    """Solve the adjoint equation backwards in time.
-
-    Args:
-        trajectory: ``Stored()`` keeps z from the forward solve, ``Backsolve()`` solves it again backwards.
-        integral: ``Quadrature(nodes)`` or ``InState(seminorm)``.
-        normalise: scale the adjoint to unit size, so that the relative error does not depend on the loss's scale.
-        rtol, atol, method, options: of the backward solve; those of the forward solve where None.
-
-    >>> import torch, quadjoint as qj
-    >>> w = torch.tensor(0.5, requires_grad=True)
-    >>> t = torch.tensor([0.0, 1.0])
-    >>> ys = qj.odeint(lambda t, y: -w * y, torch.ones(1), t, gradient=qj.ContinuousAdjoint(qj.Stored(), qj.InState()))
-    >>> ys[-1].sum().backward()
-    >>> round(w.grad.item(), 2)  # -exp(-w)
-    -0.61
-    """
-
-    trajectory: Stored | Backsolve = Stored()  # noqa: RUF009 (frozen)
-    integral: Quadrature | InState = Quadrature()  # noqa: RUF009 (frozen)
-    normalise: bool = True
-    rtol: float | None = None
-    atol: float | None = None
-    method: str | None = None
-    options: dict[str, Any] | None = field(default=None, hash=False)
-    name: str = "continuous"  # type: ignore[misc]
-
-    def forward(self, problem: Problem, y0: Tensor) -> tuple[Tensor, Any]:
-        recorder = TrajectoryRecorder() if isinstance(self.trajectory, Stored) else None
-        ys = problem.run(y0, accepted=recorder)
-        # With times per sample the solve passes observations at which the clock rates of the samples change.
-        return ys, (recorder, None if recorder is not None else ys.detach())
-
-    def backward(self, problem: Problem, memory: Any, grad_ys: Tensor) -> Gradients:
-        recorder, ys = memory
-        times = problem.times
-        products = Products(problem)
-        if len(times) < 2:
-            return Gradients(grad_ys.sum(0), products.sums)
-        largest = float(torch.stack([rms_norm(g) for g in grad_ys]).max())
-        if not math.isfinite(largest):
-            raise SolveError("The gradient of the loss has entries that are NaN or infinite; check the loss.")
-        scale = largest if self.normalise and largest > 0.0 else 1.0
-        sweep = _Sweep(self, problem, products, recorder, ys, grad_ys / scale)
-        a = sweep.run()
-        sums = [None if s is None else s * scale for s in products.sums]
-        return Gradients(a * scale, sums)
+def backward_sweep(how: ContinuousAdjoint, task: Task, run: Integration, cotangents: Cotangents) -> Gradients:
+    """Gradients by the adjoint equation."""
+    if not bool(torch.isfinite(cotangents.grads).all()):
+        raise SolveError("The gradient of the loss has entries that are NaN or infinite; check the loss.")
+    observer = task.spec.make_observer()
+    if isinstance(observer, SampleObserver):
+        task, jumps = _common_clock(task, run, cotangents, observer)
+    else:
+        jumps = _jumps(task.spec.times(run.event_time), run.ys, cotangents)
+    return _Sweep(how, task, run, jumps).run()
 
 
-def Adjoint(rtol: float | None = None, atol: float | None = None, method: str | None = None,
-            options: dict[str, Any] | None = None) -> ContinuousAdjoint:  # fmt: skip
-    """The adjoint method of Chen et al. (2018): [z, a, a_theta] solved backwards as one ODE.
-
-    >>> import torch, quadjoint as qj
-    >>> w = torch.tensor(0.5, requires_grad=True)
-    >>> t = torch.tensor([0.0, 1.0])
-    >>> ys = qj.odeint(lambda t, y: -w * y, torch.ones(1), t, gradient=qj.Adjoint(rtol=1e-6))
-    >>> ys[-1].sum().backward()
-    >>> round(w.grad.item(), 2)  # -exp(-w)
-    -0.61
-    """
-    return ContinuousAdjoint(Backsolve(), InState(), False, rtol, atol, method, options, "adjoint")
+Jumps = dict[float, tuple[Tensor, Tensor | None]]  # time to the gradient of the loss there and the state observed
 
 
-def Seminorm(rtol: float | None = None, atol: float | None = None, method: str | None = None,
-             options: dict[str, Any] | None = None) -> ContinuousAdjoint:  # fmt: skip
-    """The adjoint method with a_theta left out of the error estimate (Kidger et al. 2021).
-
-    >>> import torch, quadjoint as qj
-    >>> w = torch.tensor(0.5, requires_grad=True)
-    >>> t = torch.tensor([0.0, 1.0])
-    >>> ys = qj.odeint(lambda t, y: -w * y, torch.ones(1), t, gradient=qj.Seminorm())
-    >>> ys[-1].sum().backward()
-    >>> round(w.grad.item(), 2)  # -exp(-w)
-    -0.61
-    """
-    return ContinuousAdjoint(Backsolve(), InState(seminorm=True), False, rtol, atol, method, options, "seminorm")
+def _jumps(times: list[float], ys: Tensor, cotangents: Cotangents) -> Jumps:
+    """Gradients of the observations by time; states asked for later have none that z could be put back on."""
+    jumps: Jumps = {}
+    for t, g in zip(cotangents.times.tolist(), cotangents.grads, strict=True):
+        jumps[t] = (g if t not in jumps else jumps[t][0] + g, None)
+    for t, y in zip(times, ys, strict=True):
+        jumps[t] = (jumps[t][0], y)
+    return jumps
 
 
-def GaussLegendre(nodes: NodePolicy | None = None, trajectory: Stored | Backsolve | None = None, *,
-                  normalise: bool = True, rtol: float | None = None, atol: float | None = None,
-                  method: str | None = None, options: dict[str, Any] | None = None,
-                  name: str = "gq") -> ContinuousAdjoint:  # fmt: skip
-    """The quadrature adjoint (Norcliffe and Deisenroth 2023), by default with stored states and nodes in every step.
-
-    >>> import quadjoint as qj
-    >>> paper = qj.GaussLegendre(nodes=qj.Heuristic(c=0.1), trajectory=qj.Backsolve())
-    """
-    integral = Quadrature(PerStep() if nodes is None else nodes)
-    return ContinuousAdjoint(trajectory or Stored(), integral, normalise, rtol, atol, method, options, name)
-
-
-class _BackwardDynamics(Dynamics):
-    """Remembers the side of a discontinuity on which it is asked, so that f is asked there in its own times."""
-
-    side = 0
-
-    def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:
-        self.side = nudge
-        return super().__call__(t, y)
+def _common_clock(task: Task, run: Integration, cotangents: Cotangents, observer: SampleObserver) -> tuple[Task, Jumps]:
+    """Times per sample: a clock in which all samples make their k-th observation at k."""
+    clock = task.f.time_map
+    assert isinstance(clock, LinearMap)
+    fractions = torch.as_tensor(observer.times)  # (B, K)
+    start, length = (x.reshape(-1, 1).to("cpu", torch.float64) for x in (clock.start, clock.length))
+    y = run.ys[:1].expand(len(start), *run.ys.shape[1:])
+    f = Dynamics(task.f.f, y, task.f.layout, PiecewiseMap(start + fractions * length, y))
+    f.needs_grad, f.stackable = task.f.needs_grad, task.f.stackable
+    grads, ys = observer.arrange(cotangents.grads), observer.arrange(run.ys)
+    return replace(task, spec=replace(task.spec, f=f)), {
+        float(k): (g, y) for k, (g, y) in enumerate(zip(grads, ys, strict=True))
+    }
 
 
 class _Sweep:
-    """One backward solve: its state, its dynamics, its jumps."""
+    """One backward solve: its state [z, a] or [z, a, a_theta], its dynamics, its jumps."""
 
-    def __init__(self, how: ContinuousAdjoint, problem: Problem, products: Products, recorder: Any, ys: Tensor | None,
-                 grads: Tensor) -> None:  # fmt: skip
-        self.how, self.problem, self.products, self.ys, self.grads = how, problem, products, ys, grads
-        self.dense = None if recorder is None else recorder.dense()
-        self.in_state = isinstance(how.integral, InState)
-        parts: list[torch.Size] = [] if self.dense is not None else [problem.f.shape]
-        parts.append(problem.f.shape)
-        if self.in_state:
-            parts += [p.shape for p in problem.params]
-        self.layout = Layout(tuple(parts))
-        self.a_index = 0 if self.dense is not None else 1
-        self.dynamics: _BackwardDynamics | None = None
+    def __init__(self, how: ContinuousAdjoint, task: Task, run: Integration, jumps: Jumps) -> None:
+        self.how, self.task, self.accepted_steps, self.jumps = how, task, len(run.taken), jumps
+        self.products = Products(task)
+        self.event = run.event_time is not None
+        sign = 1.0 if task.f.time_map is not None else math.copysign(1.0, run.taken[0].t1 - run.taken[0].t0)
+        self.times = sorted(jumps, key=lambda t: sign * t)
+        self.params = task.params if isinstance(how.integral, InState) else ()
+        self.complex = task.f.dtype.is_complex
+        shapes = [task.f.shape, task.f.shape, *(self._carried(p).shape for p in self.params)]
+        self.layout = Layout(tuple(shapes))
 
-    def split(self, t: float, state: Tensor) -> tuple[Tensor, Tensor]:
-        """(z, a) from the state of the backward solve."""
-        parts = self.layout.unpack(state)
-        return (self.dense(t) if self.dense is not None else parts[0]), parts[self.a_index]
+    def _carried(self, g: Tensor) -> Tensor:
+        """The gradient of a parameter in the numbers of the state: a complex one of a real state as pairs."""
+        return torch.view_as_real(g) if g.is_complex() and not self.complex else g
 
-    def rate(self, t: Tensor, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _parameter(self, g: Tensor, p: Tensor) -> Tensor:
+        """Undo ``_carried``."""
+        if p.is_complex():
+            return (g if self.complex else torch.view_as_complex(g.contiguous())).to(p.dtype)
+        return (g.real if self.complex else g).to(p.dtype)
+
+    def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:
         """Time derivative of the backward state."""
-        now = float(t)
-        a = parts[self.a_index]
-        z = self.dense(now) if self.dense is not None else parts[0]
-        nudge = 0 if self.dynamics is None else self.dynamics.side
-        if not self.in_state:
-            flow, product = self.products.value_and_state(now, z, a, nudge)
-            return (-product,) if self.dense is not None else (flow, -product)
-        out, point = self.products.record(now, z, nudge)
-        found = self._all_products(out, point, a)
-        head = (out.detach(),) if self.dense is None else ()
-        return (*head, *(-g for g in found))
-
-    def _all_products(self, out: Tensor, point: Tensor, a: Tensor) -> list[Tensor]:
-        inputs = (point, *self.problem.params)
-        self.products.stats.vjp_state += 1
-        self.products.stats.vjp_params += 1
-        if not out.requires_grad:
-            return [torch.zeros_like(x, dtype=a.dtype) for x in inputs]
-        found = torch.autograd.grad(out, inputs, a, retain_graph=True, allow_unused=True)
+        z, a, *_ = self.layout.unpack(y)
+        out, point = self.products.record(t, z, nudge)
+        if not self.params:
+            return self.layout.pack((out.detach(), -self.products.transpose_state(out, point, a)))
+        inputs, stats = (point, *self.products.targets), self.products.stats
+        stats.vjp_state += 1
+        stats.vjp_params += 1
+        found: Any = [None] * len(inputs)
+        if out.requires_grad:
+            found = torch.autograd.grad(out, inputs, a, retain_graph=True, allow_unused=True)
         # Real parameters of a complex state, or of another precision, are carried in the dtype of the state.
-        return [(torch.zeros_like(x) if g is None else g).to(a.dtype) for g, x in zip(found, inputs, strict=True)]
+        rates = [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
+        return self.layout.pack((out.detach(), *(-self._carried(g).to(a.dtype) for g in rates)))
 
-    def jump(self, k: int) -> Callable[[Tensor], Tensor]:
-        """Apply observation k: add its gradient, and put a backsolved z back on the forward solution."""
+    def _jump(self, t: float) -> Callable[[Tensor], Tensor]:
+        """Apply an observation: add its gradient, and put z back on the forward solution."""
+        g, y = self.jumps[t]
 
         def apply(state: Tensor) -> Tensor:
-            parts = list(self.layout.unpack(state))
-            parts[self.a_index] = parts[self.a_index] + self.grads[k]
-            if self.ys is not None:
-                parts[0] = self.ys[k]
-            return self.layout.pack(tuple(parts))
+            z, a, *rest = self.layout.unpack(state)
+            return self.layout.pack((z if y is None else y, a + g, *rest))
 
         return apply
 
-    def run(self) -> Tensor:
-        """Solve from the last observation to the first; returns dL/dy0."""
-        problem, times = self.problem, self.problem.times
-        first = self.grads[0]
-        zeros = [torch.zeros(s, dtype=first.dtype, device=first.device) for s in self.layout.shapes or ()]
-        for i, p in enumerate(problem.params if self.in_state else ()):
-            zeros[self.a_index + 1 + i] = torch.zeros_like(p, dtype=first.dtype)
+    def run(self) -> Gradients:
+        """Solve from the last observation to the first."""
+        times, task = self.times, self.task
+        like = self.jumps[times[-1]][0]
+        zeros = [torch.zeros(s, dtype=like.dtype, device=like.device) for s in self.layout.shapes or ()]
         state = self.layout.pack(tuple(zeros))
-        self.dynamics = dynamics = _BackwardDynamics(self.rate, state, self.layout)
-        dynamics.time_dtype = torch.float64 if first.device.type != "mps" else torch.float32
-        solver = self._solver(times, state)
+        solver = self._solver(state)
         total = None
-        if isinstance(self.how.integral, Quadrature):
-            total = QuadratureSum(self.how.integral.nodes, problem, self.products, self.split, solver.order)
-        jumps = {times[k]: self.jump(k) for k in range(len(times))}
-        out = integrate(
-            dynamics, state, solver.stepper, solver.make_control(), Observer([times[-1], times[0]]),
-            jumps=jumps, hooks=Hooks(accepted=total.observe if total and problem.params else None),
-        )  # fmt: skip
-        self.dynamics = None  # a cycle of references would keep the trajectory until the next garbage collection
-        problem.stats.backward_accepted_steps += out.accepted_steps
-        problem.stats.backward_rejected_steps += out.rejected_steps
-        if total is not None and problem.params:
-            total.finish()
-        parts = self.layout.unpack(out.ys[-1])
-        if self.in_state:
-            carried = zip(parts[self.a_index + 1 :], problem.params, strict=True)
-            self.products.add([(g if p.is_complex() else g.real).to(p.dtype) for g, p in carried])
-        return parts[self.a_index] + self.grads[0]
+        if isinstance(self.how.integral, Quadrature) and task.params:
+            total = self._quadrature(self.how.integral, solver.order)
+        integrator = Integrator(
+            self,
+            state,
+            stepper=solver.stepper,
+            control=solver.make_control(),
+            observer=Observer([times[-1], times[0]]),
+            jumps={t: self._jump(t) for t in times[1:]},
+            hooks=Hooks(accepted=None if total is None else total.observe),
+        )
+        out = integrator.run()
+        task.stats.backward_accepted_steps += out.accepted_steps
+        task.stats.backward_rejected_steps += out.rejected_steps
+        if total is not None:
+            total.flush()
+        _, a, *carried = self.layout.unpack(out.ys[-1])
+        self.products.add([self._parameter(g, p) for g, p in zip(carried, self.params, strict=True)])
+        return Gradients(a + self.jumps[times[0]][0], self.products.finish())
 
-    def _solver(self, times: list[float], state: Tensor) -> Solver:
+    def _quadrature(self, integral: Quadrature, order: int) -> QuadratureSum:
+        breaks = {*self.times, *(t for t in self._discontinuities() if self.times[0] != t != self.times[-1])}
+        low, high = sorted((self.times[0], self.times[-1]))
+        ordered = sorted((t for t in breaks if low <= t <= high), reverse=self.times[-1] > self.times[0])
+        return QuadratureSum(
+            integral.nodes,
+            self.task,
+            self.products,
+            split=lambda state: self.layout.unpack(state)[:2],  # type: ignore[arg-type, return-value]
+            order=order,
+            breaks=ordered,
+        )
+
+    def _discontinuities(self) -> tuple[float, ...]:
+        """Where the dynamics jump: as told, and where the clocks of the samples change their rates."""
+        if self.task.f.time_map is not None:
+            return tuple(self.times[1:-1])
+        return self.task.spec.solver.settings.jump_t
+
+    def _solver(self, state: Tensor) -> Solver:
         """The solver of the backward pass: the forward one's method and tolerances unless told otherwise."""
-        how, forward = self.how, self.problem.solver
+        how, forward, times = self.how, self.task.spec.solver, self.times
         rtol = forward.settings.rtol if how.rtol is None else how.rtol
         atol = forward.settings.atol if how.atol is None else how.atol
         rtol, atol = (float(x.min()) if isinstance(x, Tensor) else x for x in (rtol, atol))
-        method = how.method or forward.method
-        options = dict(how.options or {})
-        options.setdefault("norm", self.norm)
-        span = torch.tensor([times[-1], times[0]], dtype=torch.float64)
+        method, options = how.method or forward.method, dict(how.options or {})
         if forward.grid is not None and how.method is None and "step_size" not in options:
-            grid = self._backward_grid(forward.grid, times)
-            perturb = forward.make_control().perturb or self.problem.f.time_map is not None
-            control = partial(GridControl, grid, None, perturb)
-            return Solver(method, forward.smooth, control, forward.settings, grid)
-        if how.method is None and how.options is None and forward.grid is None and method != "scipy_solver":
+            perturb = forward.make_control().perturb or self.task.f.time_map is not None
+            grid = self._backward_grid(forward.grid)
+            return Solver(method, forward.smooth, partial(GridControl, grid, None, perturb), forward.settings, grid)
+        options.setdefault("norm", self.norm)
+        if method == "scipy_solver":
+            options = {**forward.stepper.given, **options}
+        elif how.method is None and how.options is None and forward.grid is None:
             kept = ("safety", "ifactor", "dfactor", "min_step", "max_step", "controller", "max_num_steps")
             options.update({n: getattr(forward.settings, n) for n in kept})
-            # With times per sample, the clock rates of the samples change at every observation.
-            changes = times[1:-1] if self.problem.f.time_map is not None else ()
-            options["jump_t"] = [*{*forward.settings.jump_t, *changes}]
-            options["first_step"] = self._last_forward_step(times)
-        solver = make_solver(method, options, rtol, atol, self.layout, span, span.tolist(), state, self.rate)
-        if method == "scipy_solver":
-            solver.stepper = forward.stepper
+            options["jump_t"] = list(self._discontinuities())
+            # A step like the forward solve's average one: no search is needed.
+            options["first_step"] = abs(times[-1] - times[0]) / max(1, self.accepted_steps)
+        span = torch.tensor([times[-1], times[0]], dtype=torch.float64)
+        solver = make_solver(method, options, rtol, atol, self.layout, span, span.tolist(), state, self)
         return replace(solver, stepper=solver.smooth)
 
-    def _backward_grid(self, grid: list[float], times: list[float]) -> list[float]:
+    def _backward_grid(self, grid: list[float]) -> list[float]:
         """The steps of the forward solve, backwards; observations between grid points are landed on as well."""
+        times = self.times
+        if self.task.f.time_map is not None:
+            return self._common_grid(grid)
         sign = math.copysign(1.0, times[-1] - times[0])
-        if self.problem.event is not None:  # the forward solve went on with its first step size up to the event
+        if self.event:  # the forward solve went on with its first step size up to the event
             grid = list(grid)
             while sign * grid[-1] < sign * times[-1]:
                 grid.append(grid[-1] + (grid[1] - grid[0]))
         taken = {s for s in (*grid, *times) if sign * s <= sign * times[-1]}
         return sorted(taken, reverse=sign > 0)
 
-    def _last_forward_step(self, times: list[float]) -> float:
-        """The backward solve starts with a step like the forward solve's average one: no search is needed."""
-        return abs(times[-1] - times[0]) / max(1, self.problem.stats.accepted_steps)
+    def _common_grid(self, grid: list[float]) -> list[float]:
+        """As many steps between two observations as the forward solve took there at most, for any sample."""
+        observer = self.task.spec.make_observer()
+        assert isinstance(observer, SampleObserver)
+        share = np.diff(observer.times, axis=1).max(axis=0) * (len(grid) - 1)
+        points = [np.linspace(k + 1.0, k, max(1, math.ceil(n - 1e-9)) + 1)[:-1] for k, n in enumerate(share)]
+        return [*np.concatenate(points[::-1]).tolist(), 0.0]
 
     def norm(self, parts: tuple[Tensor, ...]) -> Tensor:
         """Mixed norm over z, a and each parameter; the seminorm leaves the parameters out."""
         integral = self.how.integral
-        if isinstance(integral, InState) and integral.seminorm:
-            parts = parts[: self.a_index + 1]
-        return mixed_norm(parts)
+        return mixed_norm(parts[:2] if isinstance(integral, InState) and integral.seminorm else parts)

@@ -11,27 +11,27 @@ No step is rejected, no observation breaks the sweep, no second tolerance is nee
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
-
-from quadjoint.autograd.tape import NOTHING, Tape, keeping_is_pointless
+from quadjoint.autograd.aliases import Aliases
+from quadjoint.autograd.recorded import NOTHING, is_recorded_already
 from quadjoint.errors import nearest
-from quadjoint.gradient.base import Gradient, Gradients
-from quadjoint.gradient.choose.cost import Sizes, cheapest, predict
-from quadjoint.gradient.choose.sizes import known, note_evaluation, remember, sizes_of
-from quadjoint.gradient.discrete.checkpoints import Recorder, backwards
+from quadjoint.gradient.base import Gradient, Gradients, Task
+from quadjoint.gradient.choose.cost import cheapest, predict
+from quadjoint.gradient.choose.measure import sizes_of
+from quadjoint.gradient.cotangents import Cotangents
+from quadjoint.gradient.discrete.checkpoints import StepRecorder
 from quadjoint.gradient.discrete.deferred import DeferredLinear
-from quadjoint.gradient.discrete.parallel import may_be_parallel, parallel_sweep
-from quadjoint.gradient.discrete.sweeps import clock_sweep, compiled_sweep, replay, stage_sweep
-from quadjoint.gradient.discrete.transpose import Observations, StepTransposer
+from quadjoint.gradient.discrete.sweep import clock_sweep, sweep
+from quadjoint.gradient.discrete.tape import Tape
+from quadjoint.gradient.discrete.transpose import StepTransposer
+from quadjoint.gradient.first import First
 from quadjoint.gradient.products import Products
-from quadjoint.solver.methods.compiled import CompiledRungeKutta
-from quadjoint.solver.problem import Problem
+from quadjoint.solver.integrate import Integration
+from quadjoint.solver.spec import Spec
 
-MODES = ("auto", "joint", "stacked", "parallel")
+MODES = ("auto", "joint", "stacked")
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,12 @@ class DiscreteAdjoint(Gradient):
     Args:
         keep: "stages" stores every stage input; "states" one state a step, and recomputes the stages.
         max_states: at most so many stored states; the rest is recomputed from checkpoints.
-        mode: "joint" one product in state and parameters per stage, "stacked" parameter products of many stages at
-            once, "parallel" all stages at once with per-sample Jacobians; "auto" chooses by size.
+        mode: "joint" one product in state and parameters per stage, "stacked" parameter products of linear layers of
+            many stages at once; "auto" chooses by size.
         activations: with stored stages, activations of the forward pass are kept up to so many bytes, and only the
             evaluations beyond are made again. 0 keeps none.
+        memory_limit: bytes for all that is kept; as they are used up, stages are given up for states, then states for
+            checkpoints. None sets no limit.
 
     >>> import torch, quadjoint as qj
     >>> w = torch.tensor(0.5, requires_grad=True)
@@ -59,9 +61,9 @@ class DiscreteAdjoint(Gradient):
     max_states: int | None = None
     mode: str = "auto"
     activations: int = 2**24
+    memory_limit: int | None = None
     name = "discrete"
     exact_clock = True
-    sample_times = "interpolate"
 
     def __post_init__(self) -> None:
         if self.keep not in ("stages", "states"):
@@ -73,85 +75,55 @@ class DiscreteAdjoint(Gradient):
         if self.activations < 0:
             raise ValueError(f"activations are bytes, at least 0; got {self.activations}.")
 
-    def forward(self, problem: Problem, y0: Tensor) -> tuple[Tensor, Recorder]:
-        if not problem.solver.stepper.transposable:
+    def check(self, spec: Spec) -> Spec:
+        if not spec.solver.stepper.transposable:
+            others = "'gq' or 'adjoint'" if spec.solver.method == "scipy_solver" else "'direct', 'gq' or 'adjoint'"
             raise ValueError(
-                f"gradient='discrete' transposes Runge-Kutta steps, which method {problem.solver.method!r} "
-                "does not take; use gradient='direct', 'gq' or 'adjoint'."
+                f"gradient='discrete' transposes Runge-Kutta steps, which method {spec.solver.method!r} does not take; "
+                f"use gradient={others}."
             )
-        keep = self.keep
-        if isinstance(problem.solver.stepper, CompiledRungeKutta):
-            keep = "first" if self.max_states is None else "states"
-        tape, deferred = None, DeferredLinear(problem.params)
-        if keep == "stages" and self.max_states is None and problem.solver.points is None:
-            tape = self._tape(problem, deferred)
-        recorder = Recorder(keep, self.max_states, deferred, tape)
-        problem.f.tape, problem.on_done = tape, remember
-        try:
-            ys = problem.run(y0, accepted=recorder)
-        finally:
-            problem.f.tape = None
-        return ys, recorder
+        return spec
 
-    def _tape(self, problem: Problem, deferred: DeferredLinear) -> Tape | None:
-        """Keeps activations, unless the backward pass will be parallel in time and has no use for them."""
-        if self.activations == 0 or self.mode == "parallel" or keeping_is_pointless():
-            return None
+    def recorder(self, task: Task, first: First | None) -> _Memory:
+        stages = self.keep == "stages" and self.max_states is None and task.spec.solver.stepper.keeps_inputs
+        aliases = Aliases(task.params)
+        mode = "joint" if aliases else self._mode(task, first)
+        deferred = DeferredLinear(task.params) if mode == "stacked" else None
+        left = 0
+        if stages and first is not None and not is_recorded_already() and task.spec.solver.points is None:
+            allowed = self.activations if self.memory_limit is None else self.memory_limit // 2
+            if first.activation_bytes is not None:
+                left = allowed // max(1, first.activation_bytes)
+        flow = Tape(task.f, first, left=left, within=aliases if aliases else deferred or NOTHING)
+        states = None if self.memory_limit is None else self.memory_limit // (2 if left else 1)
+        return _Memory(flow, stages, self.max_states, states, aliases, deferred)
 
-        def allow(tape: Tape) -> None:
-            sizes = sizes_of(problem)
-            mode = self.pick_mode(sizes) if self.mode == "auto" else self.mode
-            keeps = mode != "parallel" and known(problem).countable
-            tape.left = self.activations // max(1, sizes.activation_bytes) if keeps else 0
-            tape.within = deferred if mode == "stacked" else NOTHING
+    def _mode(self, task: Task, first: First | None) -> str:
+        """The mode asked for, or that with the least predicted cost."""
+        if self.mode != "auto":
+            return self.mode
+        costs = predict(sizes_of(task, None if first is None else first.activation_bytes), self.activations)
+        return cheapest({name: costs[name] for name in ("joint", "stacked")})
 
-        def measured(tape: Tape, activation_bytes: int | None) -> None:
-            note_evaluation(problem, activation_bytes, deferred)
-            allow(tape)
+    def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
+        if task.spec.solver.points is not None:
+            return clock_sweep(task, run, memory, cotangents)
+        products = Products(task, memory.aliases)
+        a = sweep(StepTransposer(task, cotangents), products, memory, memory.deferred)
+        return Gradients(cotangents.at_start(a), products.finish())
 
-        tape = Tape(measured, problem.params, deferred)
-        if known(problem).activation_bytes is not None:
-            allow(tape)
-        return tape
 
-    def backward(self, problem: Problem, memory: Recorder, grad_ys: Tensor) -> Gradients:
-        if problem.solver.points is not None:
-            return clock_sweep(problem, memory, grad_ys)
-        memory.lead_to(problem.params)
-        products, observations = Products(problem), Observations(problem, grad_ys)
-        transposer = StepTransposer(problem, observations, grad_ys)
-        if self._compiled(problem, memory):
-            mode = "compiled"
-            a = compiled_sweep(transposer, products, memory)
-        else:
-            mode = self._usable_mode(problem, memory)
-            steps = backwards(memory, partial(replay, problem))
-            if mode == "parallel":
-                a = parallel_sweep(transposer, products, steps, asked=self.mode == "parallel")
-            else:
-                a = stage_sweep(transposer, products, steps, memory.deferred if mode == "stacked" else None)
-        problem.stats.reason = problem.stats.reason or f"discrete, {mode}"
-        return Gradients(observations.initial(a), products.sums)
+class _Memory(StepRecorder):
+    """The recorded steps, and how their graphs were recorded."""
 
-    def _compiled(self, problem: Problem, memory: Recorder) -> bool:
-        """Whether every step can be taken again by the compiled graph, which knows no sides of discontinuities."""
-        stepper = problem.solver.stepper
-        if memory.keep != "first" or not isinstance(stepper, CompiledRungeKutta):
-            return False
-        return all(r.stages == stepper.stages and r.nudge == (0, 0) for r in memory.records)
-
-    def _usable_mode(self, problem: Problem, memory: Recorder) -> str:
-        """The mode asked for or chosen; parallel only for samples that do not influence each other."""
-        sizes = sizes_of(problem, problem.stats.forward_evaluations)
-        if memory.has_graphs:
-            sizes = replace(sizes, independent=False)
-        mode = self.pick_mode(sizes) if self.mode == "auto" else self.mode
-        if mode == "parallel" and not may_be_parallel(problem, memory, asked=self.mode == "parallel"):
-            return self.pick_mode(replace(sizes, independent=False))
-        return mode
-
-    def pick_mode(self, sizes: Sizes) -> str:
-        """The mode with the least predicted cost."""
-        costs = predict(sizes, self.activations if self.keep == "stages" and self.max_states is None else 0)
-        del costs["direct"]
-        return cheapest(costs, math.inf)
+    def __init__(
+        self,
+        flow: Tape,
+        stages: bool,
+        max_states: int | None,
+        max_bytes: int | None,
+        aliases: Aliases,
+        deferred: DeferredLinear | None,
+    ) -> None:
+        super().__init__(flow, stages=stages, max_states=max_states, max_bytes=max_bytes)
+        self.aliases, self.deferred = aliases, deferred

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from quadjoint.autograd.tape import Graph, Tape
-from quadjoint.gradient.discrete.deferred import DeferredLinear
+from quadjoint.autograd.recorded import Graph
+from quadjoint.gradient.discrete.tape import Tape
+from quadjoint.gradient.proof import Proof
 from quadjoint.solver.methods.runge_kutta import RungeKuttaStep
 
 
@@ -25,7 +26,6 @@ class StepRecord:
     shared: bool  # the first stage is the last of the step before
     nudge: tuple[int, int]
     inputs: list[Tensor] | None  # the stage inputs Y_i
-    first: Tensor | None = None  # the first stage, kept for steps that a compiled graph takes again
     graphs: list[Graph | None] | None = None  # of the stages, as far as the forward pass has kept them
 
     def filled(self) -> list[Tensor]:
@@ -41,85 +41,108 @@ class StepRecord:
         return graph
 
 
-class Recorder:
+class StepRecorder:
     """Records the accepted steps of a forward solve.
 
-    ``keep`` is "stages" (every stage input), "states" (the state at the start of every step), or "first" (that and the
-    first stage, for compiled steps). With ``max_states`` only every n-th state is kept, n doubling whenever there are
-    too many.
+    With ``stages`` every stage input is kept, else the state at the start of every step. ``max_states`` keeps only
+    every n-th state, n doubling whenever there are too many. ``max_bytes`` does both as the memory is used up.
     """
 
-    def __init__(self, keep: str, max_states: int | None, deferred: DeferredLinear, tape: Tape | None = None) -> None:
-        self.keep, self.max_states, self.deferred, self.tape = keep, max_states, deferred, tape
+    def __init__(
+        self, flow: Tape, *, stages: bool, max_states: int | None = None, max_bytes: int | None = None
+    ) -> None:
+        self.flow, self.stages, self.max_states, self.max_bytes = flow, stages, max_states, max_bytes
         self.records: list[StepRecord] = []
         self.states: dict[int, Tensor] = {}
+        self.end: Tensor | None = None
         self.stride = 1
+        self.stored = 0  # stage inputs
         self.carries = False  # whether the last stage of the step before is the first of the next
 
-    @property
-    def has_graphs(self) -> bool:
-        return any(g is not None for record in self.records for g in record.graphs or ())
-
-    def lead_to(self, params: tuple[Tensor, ...]) -> None:
-        """Drop graphs that lead to other tensors than ``params``: the module was handed others for the forward pass."""
-        if any(a is not b for a, b in zip(self.deferred.params, params, strict=True)):
-            self.deferred = DeferredLinear(params)
-            for record in self.records:
-                record.graphs = None
-
     def __call__(self, step: Any) -> None:
-        if not isinstance(step, RungeKuttaStep):
-            raise ValueError(
-                "gradient='discrete' transposes Runge-Kutta steps; for this method use 'direct', 'gq' or 'adjoint'."
-            )
+        assert isinstance(step, RungeKuttaStep)
         index = len(self.records)
-        inputs = step.inputs if self.keep == "stages" and self.max_states is None else None
         # After a rejected step the first stage is reused as well; it is not a stage of the step before then.
         shared = step.first_shared and self.carries
-        self.carries = step.carry is not None
-        first = step.ks[0] if self.keep == "first" else None
-        graphs = None if self.tape is None else self.tape.take(step.ks)
-        record = StepRecord(index, step.t0, step.t1, len(step.ks), shared, step.nudge, inputs, first, graphs)
-        self.records.append(record)
-        if inputs is None and index % self.stride == 0:
+        self.carries, self.end = step.carry is not None, step.y1
+        graphs = self.flow.take(step.ks)
+        inputs = step.inputs if self.stages else None
+        kept = graphs if self.stages and any(g is not None for g in graphs) else None
+        self.records.append(StepRecord(index, step.t0, step.t1, len(step.ks), shared, step.nudge, inputs, kept))
+        if self.stages:
+            self.stored += len(step.inputs)
+            if self.max_bytes is not None and self.stored * _bytes(step.y0) > self.max_bytes:
+                self._keep_states()
+        elif index % self.stride == 0:
             self.states[index] = step.y0
-            if self.max_states is not None and len(self.states) > self.max_states:
-                self.stride *= 2
-                self.states = {i: y for i, y in self.states.items() if i % self.stride == 0}
+            self._thin(step.y0)
+
+    def _keep_states(self) -> None:
+        """Give up the stage inputs of all steps so far and to come."""
+        self.stages, self.flow.left = False, 0
+        self.states = {r.index: r.filled()[0] for r in self.records}
+        self.records = [replace(r, inputs=None, graphs=None) for r in self.records]
+        self._thin(self.states[0])
+
+    def _thin(self, y: Tensor) -> None:
+        limits = [] if self.max_states is None else [self.max_states]
+        if self.max_bytes is not None:
+            limits.append(max(2, self.max_bytes // max(1, _bytes(y))))
+        while limits and len(self.states) > min(limits):
+            self.max_states = min(limits)
+            self.stride *= 2
+            self.states = {i: y for i, y in self.states.items() if i % self.stride == 0}
+
+    def backwards(self, replay: Callable[[StepRecord, Tensor], RungeKuttaStep], proof: Proof) -> Iterator[StepRecord]:
+        """The steps from last to first, each with its stage inputs, recomputing what was not kept.
+
+        Between two kept states the steps are reversed recursively: with c states to spare, a run of n steps is split
+        as in Griewank's binomial schedule ("Achieving logarithmic growth ...", 1992), so that the extra work grows
+        with the logarithm of n as soon as c does. A replayed step must lead to the state that is kept behind it.
+        """
+        if self.stages:
+            yield from reversed(self.records)
+            return
+        kept, end, behind = dict(self.states), len(self.records), self.end
+
+        def filled(record: StepRecord, y: Tensor) -> StepRecord:
+            step = replay(record, y)
+            if record.index == end - 1 and behind is not None:
+                proof.compare(step.y1, behind, step.y1 - y)
+            return replace(record, inputs=step.inputs)
+
+        for start in sorted(kept, reverse=True):
+            spare = end - start if self.max_states is None else self.max_states - len(kept)
+            y = kept.pop(start)
+            yield from _reverse(self.records, start, end, y, spare, filled, lambda r, y: replay(r, y).y1)
+            end, behind = start, y
 
 
-def backwards(recorder: Recorder, replay: Callable[[StepRecord, Tensor], RungeKuttaStep]) -> Iterator[StepRecord]:
-    """The steps from last to first, each with its stage inputs, recomputing what was not kept.
-
-    Between two kept states the steps are reversed recursively: with c states to spare, a run of n steps is split as
-    in Griewank's binomial schedule ("Achieving logarithmic growth ...", 1992), so that the extra work grows with the
-    logarithm of n as soon as c does.
-    """
-    records, kept = recorder.records, dict(recorder.states)
-    end = len(records)
-    if recorder.keep == "stages" and recorder.max_states is None:
-        yield from reversed(records)
-        return
-    for start in sorted(kept, reverse=True):
-        spare = end - start if recorder.max_states is None else recorder.max_states - len(kept)
-        yield from _reverse(records, start, end, kept.pop(start), spare, replay)
-        end = start
+def _bytes(y: Tensor) -> int:
+    return y.numel() * y.element_size()
 
 
-def _reverse(records: list[StepRecord], start: int, end: int, y: Tensor, spare: int,
-             replay: Callable[[StepRecord, Tensor], RungeKuttaStep]) -> Iterator[StepRecord]:  # fmt: skip
+def _reverse(
+    records: list[StepRecord],
+    start: int,
+    end: int,
+    y: Tensor,
+    spare: int,
+    filled: Callable[[StepRecord, Tensor], StepRecord],
+    advance: Callable[[StepRecord, Tensor], Tensor],
+) -> Iterator[StepRecord]:
     while end - start > 1:
         middle = start + _split(end - start, max(spare, 0))
         here = y
         for record in records[start:middle]:
-            here = replay(record, here).y1
+            here = advance(record, here)
         if spare > 0:
-            yield from _reverse(records, middle, end, here, spare - 1, replay)
+            yield from _reverse(records, middle, end, here, spare - 1, filled, advance)
             end = middle
         else:  # no state to spare: walk to the last step each time
-            yield _filled(records[end - 1], here, replay)
+            yield filled(records[end - 1], here)
             end -= 1
-    yield _filled(records[start], y, replay)
+    yield filled(records[start], y)
 
 
 def _split(n: int, spare: int) -> int:
@@ -130,8 +153,3 @@ def _split(n: int, spare: int) -> int:
     while math.comb(spare + 1 + repeats, repeats) < n:
         repeats += 1
     return min(n - 1, max(1, n - math.comb(spare + repeats, repeats)))
-
-
-def _filled(record: StepRecord, y: Tensor, replay: Callable[[StepRecord, Tensor], RungeKuttaStep]) -> StepRecord:
-    step = replay(record, y)
-    return StepRecord(record.index, record.t0, record.t1, record.stages, record.shared, record.nudge, step.inputs)

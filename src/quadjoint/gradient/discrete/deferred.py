@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from quadjoint.autograd.tape import Graph, saved_tensors_are_watched
-from quadjoint.gradient.products import CHUNK_ROWS, Products
+from quadjoint.autograd import private
+from quadjoint.autograd.recorded import Graph
+from quadjoint.gradient.products import CHUNK_ROWS, LEAST_BYTES, Products
 
 Layer = tuple[int, int | None]  # indices of weight and bias among the parameters
 PLAIN = (Tensor, torch.nn.Parameter)
-MOSTLY = 0.9  # share of the parameters in linear layers from which they decide
 
 
 class DeferredLinear(TorchFunctionMode):
@@ -27,18 +27,16 @@ class DeferredLinear(TorchFunctionMode):
 
     def __init__(self, params: tuple[Tensor, ...]) -> None:
         super().__init__()
-        self.params, self.total = params, max(1, sum(p.numel() for p in params))
+        self.params = params
         self.index = {id(p): i for i, p in enumerate(params)}
         self.products: Products | None = None  # where the sums are, while a backward pass of ours runs
         self.task: int | None = None
         self.noted: dict[Layer, tuple[list[Tensor], list[Tensor]]] = {}
-        self.met: set[int] = set()  # indices of the weights and biases that were met
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.linear and not kwargs and len(args) == 3 and self._is_layer(*args[1:]):
             x, weight, bias = args
             layer = self.index[id(weight)], None if bias is None else self.index[id(bias)]
-            self.met.update(i for i in layer if i is not None)
             if _plain(x):
                 return _Linear.apply(x, weight, bias, self, layer)
         return func(*args, **(kwargs or {}))
@@ -48,11 +46,6 @@ class DeferredLinear(TorchFunctionMode):
         if id(weight) not in self.index or type(weight) not in PLAIN or weight.ndim != 2 or weight.is_complex():
             return False
         return bias is None or (id(bias) in self.index and type(bias) in PLAIN and bias.ndim == 1)
-
-    @property
-    def share(self) -> float:
-        """Of all numbers in the parameters, those in the linear layers met so far."""
-        return sum(self.params[i].numel() for i in self.met) / self.total
 
     def transpose(self, products: Products, graph: Graph, a: Tensor) -> Tensor:
         """As ``Products.transpose``, with the parameter products of linear layers noted.
@@ -71,12 +64,12 @@ class DeferredLinear(TorchFunctionMode):
 
     def begins(self) -> None:
         """Called first in a backward pass of ours."""
-        self.task = torch._C._current_graph_task_id()
+        self.task = private.backward_pass()
 
     @property
     def postpones(self) -> bool:
         """Whether the backward pass that is running is ours, and none within it."""
-        return self.products is not None and self.task == torch._C._current_graph_task_id()
+        return self.products is not None and self.task is not None and self.task == private.backward_pass()
 
     def flush(self, products: Products) -> None:
         """Add what is noted to the sums."""
@@ -88,8 +81,10 @@ class DeferredLinear(TorchFunctionMode):
         xs, gs = self.noted.setdefault(layer, ([], []))
         xs.append(x.reshape(-1, x.shape[-1]))
         gs.append(g.reshape(-1, g.shape[-1]))
-        if len(xs) * len(xs[0]) >= CHUNK_ROWS:
-            assert self.products is not None
+        assert self.products is not None
+        allowed = max(LEAST_BYTES, self.params[layer[0]].numel() * g.element_size())
+        rows, size = len(xs) * len(xs[0]), (xs[0].shape[-1] + gs[0].shape[-1]) * g.element_size()
+        if rows >= CHUNK_ROWS or (rows + len(xs[0])) * size > allowed:
             self._add(layer, self.products)
 
     def _add(self, layer: Layer, products: Products) -> None:
@@ -106,8 +101,8 @@ def _plain(x: Tensor) -> bool:
     return (
         torch.is_grad_enabled()
         and not torch.is_autocast_enabled(x.device.type)
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and not saved_tensors_are_watched()
+        and not private.inside_transform()
+        and not private.saved_tensors_are_watched()
     )
 
 

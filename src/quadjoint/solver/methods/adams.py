@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.errors import warn_once
-from quadjoint.gradient.quadrature import gauss_legendre
+from quadjoint.quadrature import gauss_legendre
 from quadjoint.solver.dynamics import Dynamics, Time
 from quadjoint.solver.methods.runge_kutta import Clock, HermiteStep, RungeKutta, combine
 

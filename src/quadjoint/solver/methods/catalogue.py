@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from quadjoint.solver.methods.leapfrog import AsynchronousLeapfrog
 from quadjoint.solver.methods.runge_kutta import RungeKutta
 from quadjoint.solver.methods.scipy_solvers import Scipy
 from quadjoint.solver.methods.tableau import TABLEAUS
-from quadjoint.solver.problem import Solver
+from quadjoint.solver.spec import Solver
 from quadjoint.solver.state import Layout
 
 RUNGE_KUTTA = {name: RungeKutta(tableau) for name, tableau in TABLEAUS.items()}
@@ -26,7 +26,24 @@ LINEAR = {
     for name, tableau in TABLEAUS.items()
     if tableau.b_error is None
 }
-METHODS = (*RUNGE_KUTTA, "explicit_adams", "implicit_adams", "fixed_adams", "alf", "scipy_solver")
+OTHERS = ("explicit_adams", "implicit_adams", "fixed_adams", "alf", "scipy_solver")
+
+
+class MethodNames(Sequence[str]):
+    """The names of all methods, those that were registered included."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return (*RUNGE_KUTTA, *OTHERS)[index]
+
+    def __len__(self) -> int:
+        return len(RUNGE_KUTTA) + len(OTHERS)
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
+METHODS = MethodNames()
+BUILT_IN = frozenset(METHODS)
 
 _COMMON = {"norm", "dtype", "max_num_steps"}
 _ADAPTIVE = {
@@ -39,7 +56,6 @@ _ADAPTIVE = {
     "step_t",
     "jump_t",
     "controller",
-    "warm_start",
 }
 _FIXED = {"step_size", "grid_constructor", "interp", "perturb"}
 _ADAMS = {"max_order", "max_iters"}
@@ -51,12 +67,11 @@ def register_method(name: str, tableau: Any) -> None:
     >>> import dataclasses, quadjoint as qj
     >>> qj.register_method("my_rk4", dataclasses.replace(qj.TABLEAUS["rk4"], name="my_rk4"))
     """
-    global METHODS
+    if name in BUILT_IN:
+        raise ValueError(f"{name!r} is a method of quadjoint; register yours under another name.")
     RUNGE_KUTTA[name] = RungeKutta(tableau)
     if tableau.b_error is None:
         LINEAR[name] = RungeKutta(tableau.linear(), RUNGE_KUTTA[name])
-    if name not in METHODS:
-        METHODS = (*METHODS, name)
 
 
 def make_solver(method: str, options: dict[str, Any], rtol: Any, atol: Any, layout: Layout,
@@ -150,9 +165,11 @@ def _grid(options: dict[str, Any], f: Callable[..., Any], y0: Tensor, t: Tensor)
     h = _positive("step_size", step_size)
     first, last = t.detach()[[0, -1]].tolist()
     length = last - first
-    n = max(1, math.ceil(abs(length) / h - 1e-9))
+    # A last step as short as the rounding of the times is none.
+    rounding = 4 * torch.finfo(t.dtype).eps * max(abs(first), abs(last)) / h
+    n = max(1, math.ceil(abs(length) / h - max(1e-9, rounding)))
     steps = torch.arange(n, dtype=torch.float64, device="cpu") * math.copysign(h, length)
-    return _through(t, torch.cat([t[0] + steps.to(t), t[-1:]]))
+    return _through(t.double(), torch.cat([t[0].double() + steps.to(t.device), t[-1:].double()]))
 
 
 def _through(t: Tensor, grid: Tensor) -> Tensor:

@@ -7,55 +7,31 @@ function and method; shapes and dtypes are guarded by torch.compile itself.
 from __future__ import annotations
 
 import itertools
-import sys
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quadjoint.autograd.leaves import upstream
+from quadjoint.autograd import private
 from quadjoint.errors import SolveError, warn_once
 from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.methods.runge_kutta import Clock, RungeKutta, RungeKuttaStep
-from quadjoint.solver.problem import Problem
+from quadjoint.solver.spec import Spec
 from quadjoint.solver.state import rms_norm
-from quadjoint.solver.times import LinearMap, PiecewiseMap
+from quadjoint.solver.store import remembered
+from quadjoint.solver.times import LinearMap
 
-KEPT = 64  # graphs, of which the one used longest ago is dropped first
-_compiled: OrderedDict[Any, Callable[..., Any]] = OrderedDict()
 _numbers = itertools.count()
 # On small networks the Python wrapper of a graph costs more than its kernels, hence the C++ one.
 SETTINGS = {"cpp_wrapper": True}
 
 
-def reusable() -> AbstractContextManager[Any]:
-    """Compile, or run, backward passes that leave the memory of the forward pass as it is, so that they can run again.
-
-    torch looks at this setting at both times. A graph compiled without it, by the user, may then be run once even
-    where autograd is told to retain the graphs around it, but not twice: see ``once_only``.
-    """
-    if "torch._dynamo" not in sys.modules:
-        return nullcontext()  # nothing was compiled
-    from torch._functorch import config
-
-    return config.patch(donated_buffer=False) if hasattr(config, "donated_buffer") else nullcontext()
-
-
-def once_only(out: Tensor) -> bool:
-    """Whether graphs of ``torch.compile`` are among those behind ``out``: their backward pass may reuse buffers."""
-    return "torch._dynamo" in sys.modules and any("CompiledFunction" in node.name() for node in upstream(out))
-
-
 def inductor(graph: Any, inputs: Any) -> Any:
     """torch's compiler, for steps whose backward pass can run twice."""
-    from torch._inductor.compile_fx import compile_fx
-
-    with reusable():
-        return compile_fx(graph, inputs, config_patches=SETTINGS)
+    return private.compile_with_inductor(graph, inputs, SETTINGS)
 
 
 COMPILE: dict[str, Any] = {"backend": inductor, "dynamic": False}
@@ -78,12 +54,16 @@ class CompiledStep(RungeKuttaStep):
 class CompiledRungeKutta(RungeKutta):
     """As ``RungeKutta``; steps of the function ``f`` run in a compiled graph."""
 
-    def __init__(self, eager: RungeKutta, run: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
+    keeps_inputs = False
+
+    def __init__(
+        self, eager: RungeKutta, run: Callable[..., Any], inputs: tuple[Tensor, ...], dynamics: Dynamics
+    ) -> None:
         super().__init__(eager.tableau, None if eager.smooth is eager else eager.smooth)
-        self.eager, self.run, self.inputs = eager, run, inputs
+        self.eager, self.run, self.inputs, self.dynamics = eager, run, inputs, dynamics
         self.broken = self.traced = False
 
-    def step(self, f: Dynamics, t0: float, t1: float, y: Tensor, carry: Tensor | None = None,
+    def step(self, f: Any, t0: float, t1: float, y: Tensor, carry: Tensor | None = None,
              nudge: tuple[int, int] = (0, 0), clock: Clock | None = None) -> RungeKuttaStep:  # fmt: skip
         if self.broken or nudge != (0, 0) or clock is not None:
             return self.eager.step(f, t0, t1, y, carry, nudge, clock)
@@ -91,26 +71,27 @@ class CompiledRungeKutta(RungeKutta):
             y = y.detach().requires_grad_()  # one graph for the first and all later steps
         k = f(t0, y) if carry is None else carry
         try:
-            y1, stages, ratio = self.call(f, t0, t1, y, k)
+            y1, stages, ratio = self.call(t0, t1, y, k)
         except (SolveError, ValueError, TypeError):
             raise
         except Exception as error:
             self.broken = True
+            name = type(self.dynamics.f).__name__
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             warn_once(
-                f"compile {type(f.f).__name__}",
-                f"The dynamics {type(f.f).__name__} could not be compiled ({type(error).__name__}: {reason}); "
+                f"compile {name}",
+                f"The dynamics {name} could not be compiled ({type(error).__name__}: {reason}); "
                 "the solve goes on without compilation.",
             )
             return self.eager.step(f, t0, t1, y, carry, nudge, clock)
-        f.evaluations += self.stages - 1
+        self.dynamics.evaluations += self.stages - 1
         ks = list(stages.unbind(0))
         return CompiledStep(self, f, t0, t1, y, ks, [y], y1, t1 - t0, nudge, clock, carry is not None,
                             stages=stages, ratio=ratio)  # fmt: skip
 
-    def call(self, f: Dynamics, t0: float, t1: float, y: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def call(self, t0: float, t1: float, y: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Run the graph: end of the step, stacked stages, error in units of the tolerance."""
-        times = torch.tensor([t0, t1 - t0], dtype=f.time_dtype, device=y.device)
+        times = torch.tensor([t0, t1 - t0], dtype=self.dynamics.time_dtype, device=y.device)
         if not self.traced:
             # The tracer gives warnings about itself, which must not become errors.
             with warnings.catch_warnings():
@@ -121,38 +102,35 @@ class CompiledRungeKutta(RungeKutta):
         return self.run(times, y, k, *self.inputs)
 
 
-def compile_steps(problem: Problem) -> None:
-    """Let the solver of ``problem`` take compiled steps, if it takes Runge-Kutta steps."""
-    stepper, f, settings = problem.solver.stepper, problem.f, problem.solver.settings
+def with_compiled_steps(spec: Spec) -> Spec:
+    """The same solve with compiled steps, if it takes Runge-Kutta steps."""
+    stepper, f, settings = spec.solver.stepper, spec.f, spec.solver.settings
     if type(stepper) is not RungeKutta:
         warn_once(
-            f"compile method {problem.solver.method}",
-            f"compile=True has no effect with method {problem.solver.method!r}; it compiles Runge-Kutta steps.",
+            f"compile method {spec.solver.method}",
+            f"compile=True has no effect with method {spec.solver.method!r}; it compiles Runge-Kutta steps.",
         )
-        return
-    if isinstance(f.time_map, PiecewiseMap):
-        return  # the continuous adjoints' way through times per sample, which restarts too often to gain
+        return spec
     with_ratio = stepper.adaptive and settings.norm is rms_norm
-    owner, key, evaluate, tensors = _parts(f)
-    key = (owner, key, stepper.tableau.name, with_ratio)
-    if key not in _compiled:
-        _compiled[key] = torch.compile(_step_function(evaluate, stepper, with_ratio), **COMPILE)
-        while len(_compiled) > KEPT:
-            _compiled.popitem(last=False)
-    _compiled.move_to_end(key)
+    key, evaluate, tensors = _parts(f)
+    key = ("compiled", key, stepper.tableau.name, with_ratio)
+    kept = remembered(f.f)
+    if key not in kept:
+        kept[key] = torch.compile(_step_function(evaluate, stepper, with_ratio), **COMPILE)
     scales = [torch.as_tensor(x, dtype=f.time_dtype, device=f.device) for x in (settings.rtol, settings.atol)]
-    problem.solver.stepper = CompiledRungeKutta(stepper, _compiled[key], (*scales, *tensors))
+    compiled = CompiledRungeKutta(stepper, kept[key], (*scales, *tensors), f)
+    return replace(spec, solver=replace(spec.solver, stepper=compiled))
 
 
-def _parts(f: Dynamics) -> tuple[Any, Any, Callable[..., Tensor], tuple[Tensor, ...]]:
-    """What a graph is kept for, the function that it computes, and the tensors that differ from solve to solve.
+def _parts(f: Dynamics) -> tuple[Any, Callable[..., Tensor], tuple[Tensor, ...]]:
+    """What tells graphs of f apart, the function that one computes, and the tensors that differ from solve to solve.
 
     Dynamics that are made anew for every solve, such as those with a path of noise, have a method ``compile_parts``
     that tells these apart; a graph is then made once for all of them.
     """
     layout, packed, mapped = f.layout, f.packed, f.time_map
     split = getattr(f.f, "compile_parts", None)
-    owner, key, inner, tensors = (f.f, None, f.f, ()) if split is None else split()
+    key, inner, tensors = (getattr(f.f, "__func__", None), f.f, ()) if split is None else split()
     count = len(tensors)
 
     def evaluate(t: Tensor, y: Tensor, *extra: Tensor) -> Tensor:
@@ -163,8 +141,8 @@ def _parts(f: Dynamics) -> tuple[Any, Any, Callable[..., Tensor], tuple[Tensor, 
         return out * clock[1] if clock else out
 
     if isinstance(mapped, LinearMap):
-        tensors = (*tensors, mapped.start, mapped.length)
-    return owner, (key, layout, mapped is not None), evaluate, tensors
+        tensors = (*tensors, mapped.start.to(f.time_dtype), mapped.rate)
+    return (key, layout, mapped is not None), evaluate, tensors
 
 
 def _step_function(evaluate: Callable[..., Tensor], method: RungeKutta, with_ratio: bool) -> Callable[..., Any]:

@@ -11,15 +11,15 @@ from quadjoint.solver.methods.runge_kutta import Clock, HermiteStep
 
 
 class AsynchronousLeapfrog:
-    """The asynchronous leapfrog step on (z, v), of order two, with damping ``eta`` (Zhuang et al., MALI, 2021).
+    """The asynchronous leapfrog step on (z, v) with damping ``eta`` (Zhuang et al., MALI, 2021).
 
-    k = z + h/2 v, u = f(t + h/2, k), v' = v + 2 eta (u - v), z' = k + h/2 v'. It has an exact inverse.
+    k = z + h/2 v, u = f(t + h/2, k), v' = v + 2 eta (u - v), z' = k + h/2 v'. It has an exact inverse. Its order is two
+    for eta = 1 and one for any other: damping leaves the velocity behind the derivative by a multiple of h.
     """
 
     adaptive = True
     transposable = False
     clocked = True
-    order = 2
 
     def __init__(self, eta: float = 1.0) -> None:
         if not 0.0 < eta <= 1.0 or math.isclose(eta, 0.5):
@@ -27,6 +27,7 @@ class AsynchronousLeapfrog:
                 f"options['eta'] must lie in (0, 1] and not be 0.5, where the step has no inverse; got {eta}."
             )
         self.eta = eta
+        self.order = 2 if eta == 1.0 else 1
 
     def step(self, f: Dynamics, t0: float, t1: float, y: Tensor, carry: Tensor | None = None,
              nudge: tuple[int, int] = (0, 0), clock: Clock | None = None) -> HermiteStep:  # fmt: skip
@@ -38,12 +39,13 @@ class AsynchronousLeapfrog:
         v1 = v + 2.0 * self.eta * (u - v)
         y1 = middle + v1 * (0.5 * h)
         error = (v1 - v).detach() * (0.5 * (t1 - t0))
-        return HermiteStep(f, t0, t1, y, y1, v, v1, v1, error=error, clock=clock)
+        return HermiteStep(f, t0, t1, y, y1, v, v1, v1, error=error, clock=clock, exact_slopes=False)
 
-    def inverse(self, f: Dynamics, t0: float, t1: float, y1: Tensor, v1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(y, v, middle) of the step from t0 to t1 that ended in (y1, v1)."""
-        h = t1 - t0
-        middle = y1 - v1 * (0.5 * h)
-        u = f(t0 + 0.5 * h, middle)
+    def middle(self, y1: Tensor, v1: Tensor, h: float) -> Tensor:
+        """The midpoint of the step of length h that ended in (y1, v1)."""
+        return y1 - v1 * (0.5 * h)
+
+    def inverse(self, middle: Tensor, u: Tensor, v1: Tensor, h: float) -> tuple[Tensor, Tensor]:
+        """Where a step started, from its midpoint, the derivative u there, and the velocity at its end."""
         v = (v1 - 2.0 * self.eta * u) / (1.0 - 2.0 * self.eta)
-        return middle - v * (0.5 * h), v, middle
+        return middle - v * (0.5 * h), v

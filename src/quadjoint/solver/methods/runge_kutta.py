@@ -19,7 +19,9 @@ from quadjoint.solver.methods.tableau import ButcherTableau
 Clock = tuple[Tensor, Tensor]  # differentiable (t0, t1), where a fixed grid depends on learnable times
 
 
-def combine(y: Tensor, ks: Sequence[Tensor], weights: Sequence[tuple[int, float]], dt: Time) -> Tensor:
+def combine(
+    y: Tensor, ks: Sequence[Tensor] | dict[int, Tensor], weights: Sequence[tuple[int, float]], dt: Time
+) -> Tensor:
     """y + dt * sum of weights[j] * ks[j]."""
     if isinstance(dt, Tensor):
         return y + sum(ks[j] * (w * dt) for j, w in weights)
@@ -172,6 +174,7 @@ class RungeKutta:
 
     transposable = True
     clocked = True  # differentiable in the ends of a step
+    keeps_inputs = True  # its steps hold the inputs of their stages
 
     def __init__(self, tableau: ButcherTableau, smooth: RungeKutta | None = None) -> None:
         self.tableau = tableau
@@ -207,7 +210,8 @@ class HermiteStep:
 
     def __init__(self, f: Dynamics, t0: float, t1: float, y0: Tensor, y1: Tensor, f0: Tensor, f1: Tensor | None,
                  carry: Any, error: Tensor | None = None, linear: bool = False,
-                 clock: Clock | None = None) -> None:  # fmt: skip
+                 clock: Clock | None = None, exact_slopes: bool = True) -> None:  # fmt: skip
+        self.exact_slopes = exact_slopes  # f0 is f(t0, y0)
         self.f, self.t0, self.t1, self.y0, self.y1, self.f0, self._f1 = f, t0, t1, y0, y1, f0, f1
         self.carry, self.error, self.linear, self.clock = carry, error, linear, clock
         self.grad = torch.is_grad_enabled()
@@ -224,7 +228,7 @@ class HermiteStep:
         if not self.linear:
             return self
         return HermiteStep(self.f, self.t0, self.t1, self.y0, self.y1, self.f0, self._f1, self.carry, self.error,
-                           clock=self.clock)  # fmt: skip
+                           clock=self.clock, exact_slopes=self.exact_slopes)  # fmt: skip
 
     def _blend(self, theta: Any, h: Any) -> Tensor:
         if self.linear:

@@ -47,6 +47,7 @@ class Scipy:
         self.kind = getattr(integrate, solver)
         self.order = {"RK23": 3, "DOP853": 8}.get(solver, 5)
         self.rtol, self.atol, self.options = rtol, atol, options
+        self.given = {"solver": solver, **options}
 
     def step(self, f: Dynamics, t0: float, t1: float, y: Tensor, carry: Any = None,
              nudge: tuple[int, int] = (0, 0), clock: Clock | None = None) -> ScipyStep:  # fmt: skip

@@ -1,4 +1,4 @@
-"""One-dimensional quadrature: Gauss-Legendre, its anti-Gauss companion, and how many nodes to use where.
+"""One-dimensional quadrature: Gauss-Legendre, and how many nodes to use where.
 
 A rule is a pair of node and weight arrays on [-1, 1]. A node policy decides where the nodes of the parameter
 integral lie; a new one is a small class with a method ``nodes`` (see the guide on extending).
@@ -30,23 +30,6 @@ def gauss_legendre(n: int) -> Rule:
     nodes, weights = np.polynomial.legendre.leggauss(n)
     nodes.flags.writeable = weights.flags.writeable = False
     return nodes, weights
-
-
-@lru_cache(maxsize=64)
-def anti_gauss(n: int) -> Rule:
-    """Laurie's anti-Gauss rule with n + 1 nodes: its error is minus that of ``gauss_legendre(n)`` up to degree 2n + 1.
-
-    Half the difference of the two rules estimates the error of either; their mean is better than both. The Jacobi
-    matrix is that of Gauss-Legendre with its last off-diagonal coefficient multiplied by the square root of two
-    (D. P. Laurie, "Anti-Gaussian quadrature formulas", Math. Comp. 65, 1996).
-    """
-    k = np.arange(1, n + 1)
-    off = k / np.sqrt(4.0 * k * k - 1.0)
-    off[-1] *= math.sqrt(2.0)
-    values, vectors = np.linalg.eigh(np.diag(off, 1) + np.diag(off, -1))
-    weights = 2.0 * vectors[0] ** 2
-    values.flags.writeable = weights.flags.writeable = False
-    return values, weights
 
 
 def on_interval(rule: Rule, start: float, end: float) -> list[tuple[float, float]]:
@@ -135,45 +118,6 @@ class PerStep:
     def nodes(self, span: Span) -> list[tuple[float, float]]:
         q = self.q or math.ceil((span.order + 1) / 2)
         return on_interval(gauss_legendre(q), span.start, span.end)
-
-
-@dataclass(frozen=True)
-class ErrorControlled:
-    """Refine until the estimated quadrature error is below ``rtol`` times the norm of the parameter gradient.
-
-    On every panel (at first, an accepted step) a Gauss rule is compared with its anti-Gauss companion; panels whose
-    difference is too large are halved, at most ``max_depth`` times.
-
-    >>> import torch, quadjoint as qj
-    >>> w = torch.tensor(0.5, requires_grad=True)
-    >>> how = qj.GaussLegendre(nodes=qj.ErrorControlled(rtol=1e-6))
-    >>> sol = qj.solve(lambda t, y: -w * y, torch.ones(1), torch.tensor([0.0, 1.0]), gradient=how)
-    >>> sol.ys[-1].sum().backward()
-    >>> sol.stats.gradient_error < 1e-5
-    True
-    """
-
-    rtol: float = 1e-4
-    q: int = 3
-    max_depth: int = 12
-    per = "step"
-
-    def __post_init__(self) -> None:
-        if not self.rtol > 0:
-            raise ValueError(f"ErrorControlled needs rtol > 0; got {self.rtol}.")
-        if self.q < 1:
-            raise ValueError(f"ErrorControlled needs q >= 1; got {self.q}.")
-
-    def pair(self, start: float, end: float) -> tuple[list[tuple[float, float]], list[float]]:
-        """Nodes with the weights of the averaged rule, and the weights of the error estimate at the same nodes."""
-        gauss = on_interval(gauss_legendre(self.q), start, end)
-        anti = on_interval(anti_gauss(self.q), start, end)
-        mean = [(t, 0.5 * w) for t, w in gauss + anti]
-        difference = [0.5 * w for _, w in gauss] + [-0.5 * w for _, w in anti]
-        return mean, difference
-
-    def nodes(self, span: Span) -> list[tuple[float, float]]:
-        return self.pair(span.start, span.end)[0]
 
 
 def integrate_function(g: Callable[[float], float], start: float, end: float, n: int) -> float:

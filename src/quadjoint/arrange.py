@@ -1,0 +1,159 @@
+"""From what the user gives to a solve: states as one tensor, times as numbers, a method with its options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadjoint.autograd import private
+from quadjoint.solver.dynamics import Dynamics
+from quadjoint.solver.integrate import Hooks
+from quadjoint.solver.methods.catalogue import make_solver
+from quadjoint.solver.methods.compiled import with_compiled_steps
+from quadjoint.solver.observe import Observer, SampleObserver
+from quadjoint.solver.progress import bar
+from quadjoint.solver.spec import Spec
+from quadjoint.solver.state import Layout, State
+from quadjoint.solver.times import LinearMap, check_times, fill_padding, fractions, sample_options
+
+EVENT_TOLERANCE = 1e-9  # of the step in which an event lies
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """A solve, its initial state as one tensor, and its times as they were given, padding filled."""
+
+    spec: Spec
+    y0: Tensor
+    t: Tensor
+    layout: Layout
+
+
+def check_input(f: Any, y0: Any, t: Any, *, options: Any) -> None:
+    """Refuse in words what cannot be solved."""
+    if private.inside_transform():
+        # Steps are chosen on the host from the numbers of the solve, which a transform keeps to itself.
+        raise ValueError(
+            "odeint cannot run inside torch.func.vmap, grad, jvp or the like. Instead of vmap, give y0 the batch "
+            "dimension; instead of grad, use torch.autograd.grad (with create_graph=True for higher derivatives)."
+        )
+    if not isinstance(options, dict | None):
+        raise TypeError(f"options must be a dict; got {type(options).__name__}.")
+    check_times(t)
+    _check_state(y0)
+    if not callable(f):
+        raise TypeError(f"f must be callable as f(t, y); got {type(f).__name__}.")
+
+
+def arrange(
+    f: Callable[..., Any],
+    y0: State,
+    t: Tensor,
+    *,
+    method: str,
+    rtol: Any,
+    atol: Any,
+    options: dict[str, Any] | None,
+    event_fn: Callable[..., Any] | None,
+    compile: bool,
+    exact_clock: bool,
+    dense: bool = False,
+    progress: bool = False,
+) -> Arranged:
+    """The solve that was asked for. ``exact_clock``: a fixed grid is to be differentiated in its times."""
+    options = dict(options or {})
+    values = check_times(t)
+    per_sample = values.ndim == 2
+    layout = Layout.of(y0, batched=per_sample)
+    y = layout.pack(y0)
+    rtol, atol = _check_tolerance("rtol", rtol, layout, y), _check_tolerance("atol", atol, layout, y)
+    tolerance = float(options.pop("event_tol", EVENT_TOLERANCE))
+    make_observer: Callable[[], Observer | SampleObserver]
+    if per_sample:
+        _check_samples(y, t, layout, event_fn)
+        t = fill_padding(t)
+        s = fractions(values)
+        dynamics = Dynamics(f, y, layout, LinearMap(t, y))
+        make_observer, solver_t = lambda: SampleObserver(s), torch.tensor([0.0, 1.0], dtype=torch.float64)
+        options = sample_options(method, options, t)
+    else:
+        points = t if t.requires_grad and exact_clock and event_fn is None else None
+        dynamics, times = Dynamics(f, y, layout), values.tolist()
+        # The steps up to an event are no function of the times given; gradients in them come from the flow.
+        make_observer, solver_t = lambda: Observer(times, points), t if points is not None else t.detach()
+        if event_fn is not None and len(times) != 2:
+            raise ValueError(
+                f"With event_fn, t holds the initial time and one later for the direction; got {len(times)} times."
+            )
+    numbers = solver_t.detach().to("cpu", torch.float64).tolist()
+    solver = make_solver(method, options, rtol, atol, layout, solver_t, numbers, y, f)
+    event = None if event_fn is None else lambda s, state: event_fn(s, layout.unpack(state))
+    hooks = _hooks(f, layout, progress, numbers)
+    spec = Spec(dynamics, solver, make_observer, event, tolerance, hooks, dense)
+    return Arranged(with_compiled_steps(spec) if compile else spec, y, t, layout)
+
+
+def _check_state(y0: Any) -> None:
+    parts = (y0,) if isinstance(y0, Tensor) else y0
+    if not isinstance(parts, tuple) or not parts or not all(isinstance(p, Tensor) for p in parts):
+        raise TypeError(f"y0 must be a tensor or a non-empty tuple of tensors; got {type(y0).__name__}.")
+    for i, part in enumerate(parts):
+        name = "y0" if isinstance(y0, Tensor) else f"y0[{i}]"
+        if not (part.is_floating_point() or part.is_complex()):
+            raise TypeError(f"{name} must be floating point or complex; got {part.dtype}. Use {name}.float().")
+        if part.dtype != parts[0].dtype or part.device != parts[0].device:
+            raise TypeError(
+                f"The tensors of y0 must share dtype and device; {name} is {part.dtype} on {part.device}, "
+                f"y0[0] is {parts[0].dtype} on {parts[0].device}."
+            )
+        if not bool(torch.isfinite(part).all()):
+            raise ValueError(f"{name} has entries that are NaN or infinite.")
+
+
+def _check_samples(y: Tensor, t: Tensor, layout: Layout, event_fn: Any) -> None:
+    shapes = layout.shapes or (y.shape,)
+    if any(len(s) == 0 or s[0] != t.shape[0] for s in shapes):
+        raise ValueError(
+            f"t has times for {t.shape[0]} samples; y0 must have that first dimension, got {tuple(shapes[0])}."
+        )
+    if event_fn is not None:
+        raise ValueError("event_fn needs times shared by the batch, t of shape (2,).")
+    if t.shape[1] < 2:
+        raise ValueError("Times per sample need at least two columns.")
+
+
+def _check_tolerance(name: str, value: Any, layout: Layout, y: Tensor) -> Any:
+    if isinstance(value, Tensor) and value.requires_grad:
+        raise ValueError(f"{name} cannot require grad.")
+    value = layout.tolerance(name, value)
+    if isinstance(value, Tensor):
+        pairs = zip(value.shape[::-1], y.shape[::-1], strict=False)
+        if value.ndim > max(1, y.ndim) or any(n not in (1, size) for n, size in pairs):
+            raise ValueError(f"{name} has shape {tuple(value.shape)}, but the state has shape {tuple(y.shape)}.")
+        value = value.detach().to(y.device, y.dtype.to_real())
+        if value.numel() == 1:
+            value = float(value)
+    else:
+        value = float(value)
+    worst = float(value.min()) if isinstance(value, Tensor) else value
+    if not worst >= 0:
+        raise ValueError(f"{name} must not be negative or NaN; got {worst}.")
+    return value
+
+
+def _hooks(f: Callable[..., Any], layout: Layout, progress: bool, times: list[float]) -> Hooks:
+    """Callbacks are attributes of f, as in torchdiffeq; they receive (t0, y0, dt) with dt the step's length."""
+
+    def adapt(callback: Any) -> Any:
+        if callback is None:
+            return None
+        return lambda t, y, dt: callback(
+            torch.tensor(t, dtype=torch.float64), layout.unpack(y), torch.tensor(abs(dt), dtype=torch.float64)
+        )
+
+    hooks = Hooks(*(adapt(getattr(f, f"callback_{name}", None)) for name in ("step", "accept_step", "reject_step")))
+    return replace(hooks, on_accept=bar(times, hooks.on_accept)) if progress else hooks

@@ -1,0 +1,138 @@
+"""Every name of torch that is not documented, and what the library does without it.
+
+Each function looks its name up when it is called and falls back to the careful answer if torch no longer has it, so
+that a rename costs speed or a clearer message, never a result. ``tests/autograd/test_private.py`` removes each name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def _lookup(path: str) -> Any:
+    """An attribute of torch by its dotted path, or None."""
+    found: Any = torch
+    for name in path.split("."):
+        found = getattr(found, name, None)
+        if found is None:
+            return None
+    return found
+
+
+def inside_transform() -> bool:
+    """Whether vmap, grad, jvp or the like of torch.func is running. Without the name: taken for not running."""
+    peek = _lookup("_C._functorch.peek_interpreter_stack")
+    return peek is not None and peek() is not None
+
+
+def graph_is_kept() -> bool:
+    """Whether the running backward pass retains its graph. Without the name: it does, and nothing is freed early."""
+    ask = _lookup("_C._autograd._get_current_graph_task_keep_graph")
+    return True if ask is None else bool(ask())
+
+
+def backward_pass() -> int | None:
+    """The number of the running backward pass. Without the name: None, which equals no number that was noted."""
+    ask = _lookup("_C._current_graph_task_id")
+    return None if ask is None else int(ask())
+
+
+def saved_tensors_are_watched() -> bool:
+    """Whether hooks (a checkpoint, offloading) receive what autograd saves. Without the name: taken for not so."""
+    top = _lookup("_C._autograd._top_saved_tensors_default_hooks")
+    return top is not None and top(True) is not None
+
+
+def version(x: Tensor) -> int:
+    """How often ``x`` was changed in place, 0 if torch does not count. Without the name: changes go unnoticed."""
+    return 0 if x.is_inference() else getattr(x, "_version", 0)
+
+
+def has_hooks(x: Tensor) -> bool:
+    """Whether gradients of ``x`` are watched. Without the name: taken for watched, which costs time only."""
+    return bool(getattr(x, "_backward_hooks", True))
+
+
+def has_module_hooks(module: nn.Module) -> bool:
+    """Whether a module watches its backward pass. Without the names: taken for not so."""
+    return bool(getattr(module, "_backward_hooks", None) or getattr(module, "_backward_pre_hooks", None))
+
+
+def tensor_tables(module: nn.Module) -> Iterator[MutableMapping[str, Any]]:
+    """The dictionaries in which a module's parameters, buffers and other attributes lie.
+
+    Without the first two, only what is an ordinary attribute is seen.
+    """
+    for name in ("_parameters", "_buffers"):
+        table = module.__dict__.get(name)
+        if table:
+            yield table
+    yield module.__dict__
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` was applied to a module. Without the name: taken for not so."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return False
+    kind = _lookup("distributed.fsdp.FSDPModule")
+    return kind is not None and isinstance(module, kind)
+
+
+def keep_buffers() -> AbstractContextManager[Any]:
+    """Compile, or run, backward passes that leave the memory of the forward pass as it is, so that they can run again.
+
+    torch looks at this setting at both times. Without the name: torch's own error if such a pass runs twice.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()  # nothing was compiled
+    try:
+        from torch._functorch import config
+    except ImportError:
+        return nullcontext()
+    return config.patch(donated_buffer=False) if hasattr(config, "donated_buffer") else nullcontext()
+
+
+def is_compiled_node(node: Any) -> bool:
+    """Whether a node of autograd's graph is a compiled graph, whose backward pass may reuse its buffers."""
+    return "torch._dynamo" in sys.modules and "CompiledFunction" in node.name()
+
+
+def is_reentrant_checkpoint(node: Any) -> bool:
+    """Whether a node is a checkpoint that only ``backward()`` can pass."""
+    return "CheckpointFunction" in node.name()
+
+
+def compile_with_inductor(graph: Any, inputs: Any, settings: dict[str, Any]) -> Any:
+    """torch's compiler with settings of its own. Without the name: an ImportError, and the solve is not compiled."""
+    from torch._inductor.compile_fx import compile_fx
+
+    with keep_buffers():
+        return compile_fx(graph, inputs, config_patches=settings)
+
+
+def outside_of_compile(function: Any) -> Any:
+    """Let ``torch.compile`` step out of its graph around ``function``, without importing the compiler.
+
+    Without the name: torch traces into it, and may say that it cannot.
+    """
+    function._torchdynamo_disable = True
+    return function
+
+
+@contextmanager
+def replaced(entries: list[tuple[MutableMapping[str, Any], str, Any]]) -> Iterator[None]:
+    """Put values into tables of modules for a while."""
+    before = [(table, name, table.get(name)) for table, name, _ in entries]
+    for table, name, value in entries:
+        table[name] = value
+    try:
+        yield
+    finally:
+        for table, name, value in before:
+            table[name] = value

@@ -1,0 +1,1 @@
+"""The Gauss-Legendre adjoint: quadrature nodes that also solve the adjoint equation."""

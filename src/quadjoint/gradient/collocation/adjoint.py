@@ -1,0 +1,146 @@
+"""The Gauss-Legendre adjoint: the paper's quadrature, with the adjoint falling out of the same nodes.
+
+The paper integrates dL/dtheta = int a^T df/dtheta dt at Gauss-Legendre nodes, and solves for a(t) with an adaptive
+solver that restarts at every observation. Here q nodes c_i lie in every accepted step (t0, h) of the forward solve, z_i
+comes from its dense output, and a follows from the collocation equations of the variational problem, transposed:
+
+    kappa_j = h b_j a1 + h sum_k b_j(s_k) g_k + h sum_i a_ij J_i^T kappa_i        (j = 1..q)
+    a0      = a1 + sum_k g_k + sum_i J_i^T kappa_i
+    dL/dtheta += sum_i kappa_i^T df/dtheta(t_i, z_i)
+
+with the adjoint a1 at the end of the step, the gradients g_k of observations inside it at fractions s_k, and
+J_i = df/dy(t_i, z_i). There is no backward tolerance, no rejected step, and no restart at an observation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadjoint.errors import SolveError, nearest
+from quadjoint.gradient.base import Gradient, Gradients, Task
+from quadjoint.gradient.collocation.rule import CollocationRule, collocation_rule
+from quadjoint.gradient.collocation.sweep import Sweep
+from quadjoint.gradient.collocation.trajectory import Panel, Piece, piece_of
+from quadjoint.gradient.cotangents import Cotangents
+from quadjoint.gradient.first import Begun, First
+from quadjoint.gradient.products import Products
+from quadjoint.gradient.proof import Proof
+from quadjoint.solver.integrate import Integration
+from quadjoint.solver.spec import Spec
+
+SOLVES = ("auto", "iterate", "dense")
+SMALL = 8  # numbers in the state of a sample up to which its equations may be solved densely
+ROWS = 2048  # of one stacked evaluation, beyond which the weights are no longer what is waited for
+CHUNK_BYTES = 2**24  # of activations, for panels solved together
+
+
+@dataclass(frozen=True)
+class GaussLegendre(Gradient):
+    """The gradient of the ODE itself, by Gauss-Legendre collocation on the steps of the forward solve.
+
+    Args:
+        nodes: in every accepted step; by default as many as the order p of the method needs, ceil((p + 1) / 2).
+        solve: "iterate" solves the equations of a step by products alone, for any state; "dense" all steps at once,
+            for small samples that do not influence each other (which is checked); "auto" chooses.
+        chunk: bytes of activations that may be kept for steps that are solved together.
+
+    >>> import torch, quadjoint as qj
+    >>> w = torch.tensor(0.5, requires_grad=True)
+    >>> t = torch.tensor([0.0, 1.0])
+    >>> ys = qj.odeint(lambda t, y: -w * y, torch.ones(1), t, gradient=qj.GaussLegendre())
+    >>> ys[-1].sum().backward()
+    >>> round(w.grad.item(), 3)  # -exp(-w)
+    -0.607
+    """
+
+    nodes: int | None = None
+    solve: str = "auto"
+    chunk: int = CHUNK_BYTES
+    name = "gq"
+
+    def __post_init__(self) -> None:
+        if self.nodes is not None and self.nodes < 1:
+            raise ValueError(f"GaussLegendre needs at least one node a step; got nodes = {self.nodes}.")
+        if self.solve not in SOLVES:
+            raise ValueError(f"solve = {self.solve!r} is not known.{nearest(self.solve, SOLVES)}")
+
+    def recorder(self, task: Task, first: First | None) -> _Trajectory:
+        assert first is not None
+        return _Trajectory(task, first)
+
+    def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
+        products = Products(task)
+        if not bool(torch.isfinite(cotangents.grads).all()):
+            raise SolveError("The gradient of the loss has entries that are NaN or infinite; check the loss.")
+        rule = collocation_rule(self.nodes or math.ceil((task.spec.solver.order + 1) / 2))
+        _prove(task, memory.pieces)
+        sweep = Sweep(task, products, cotangents, rule, _tolerance(task.spec))
+        panels = _panels(memory.pieces, run, cotangents)
+        if self._dense(task):
+            sweep.solve_dense(panels, size=self._together(task, memory, rule))
+        else:
+            sweep.iterate(panels)
+        task.stats.gradient_error = sweep.estimate.relative()
+        return Gradients(cotangents.at_start(sweep.a.view(task.f.shape)), products.finish())
+
+    def _dense(self, task: Task) -> bool:
+        """Whether to try small systems: a product for every number of a sample instead of a few for any state."""
+        f = task.f
+        if self.solve != "auto":
+            return self.solve == "dense"
+        features = f.shape[-1] if f.shape else 1
+        return features <= SMALL and not f.dtype.is_complex and f.shape.numel() > 0
+
+    def _together(self, task: Task, memory: _Trajectory, rule: CollocationRule) -> int:
+        """How many steps are solved at once."""
+        rows = max(1, task.f.shape[:-1].numel()) if task.f.shape else 1
+        by_bytes = self.chunk // max(1, rule.q * memory.activation_bytes)
+        return max(1, min(by_bytes, ROWS // (rows * rule.q)))
+
+
+class _Trajectory:
+    """The accepted steps of the forward solve as polynomials."""
+
+    def __init__(self, task: Task, first: First) -> None:
+        self.flow = Begun(task.f, first, first.value)
+        self.activation_bytes = first.activation_bytes or 0
+        self.pieces: list[Piece] = []
+
+    def __call__(self, step: Any) -> None:
+        self.pieces.append(piece_of(step))
+
+
+def _panels(pieces: list[Piece], run: Integration, cotangents: Cotangents) -> Iterator[Panel]:
+    """One panel a step, last first; the last one ends at the event, if there was one."""
+    for n in range(len(pieces) - 1, -1, -1):
+        piece, high = pieces[n], 1.0
+        if n == len(pieces) - 1 and run.event_time is not None:
+            high = (run.event_time - piece.t0) / (piece.t1 - piece.t0)
+        yield Panel(n, piece, high=high, observations=cotangents.inside(n))
+
+
+def _tolerance(spec: Spec) -> float:
+    """To which relative error the equations of a step are iterated: well below that of the forward solve."""
+    eps = torch.finfo(spec.f.dtype).eps
+    rtol = spec.solver.settings.rtol
+    asked = (float(rtol.min()) if isinstance(rtol, Tensor) else float(rtol)) if spec.adaptive else 1e-7
+    return max(10 * eps, 0.1 * min(asked, 1e-2))
+
+
+def _prove(task: Task, pieces: list[Piece]) -> None:
+    """Hold f against stages that the forward solve has stored, at both ends of the trajectory."""
+    proof = Proof(task)
+    for n in sorted({0, len(pieces) - 1} - {-1}):
+        piece = pieces[n]
+        start = piece.start()
+        if start is not None:
+            y, slope = start
+            task.stats.backward_evaluations += 1
+            proof.compare(task.f(piece.t0, y, piece.nudge[0]), slope, slope)
+    proof.conclude()

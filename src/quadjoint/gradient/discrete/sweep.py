@@ -1,0 +1,125 @@
+"""The sweep of the discrete adjoint from the last step to the first."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadjoint.autograd.recorded import NOTHING
+from quadjoint.gradient.base import Gradients, Task
+from quadjoint.gradient.cotangents import Cotangents
+from quadjoint.gradient.discrete.checkpoints import StepRecord, StepRecorder
+from quadjoint.gradient.discrete.deferred import DeferredLinear
+from quadjoint.gradient.discrete.transpose import StepTransposer
+from quadjoint.gradient.products import Products
+from quadjoint.gradient.proof import Proof
+from quadjoint.solver.integrate import Integration
+from quadjoint.solver.methods.runge_kutta import RungeKuttaStep, combine
+
+
+def sweep(
+    transposer: StepTransposer, products: Products, memory: StepRecorder, deferred: DeferredLinear | None
+) -> Tensor:
+    """Transpose stage by stage; returns dL/dy at the start, without the observations there.
+
+    Parameter products are taken with the state's, or, those of linear layers, ``deferred`` and many at a time.
+    """
+    task, shape, proof = transposer.task, transposer.task.f.shape, Proof(transposer.task)
+    if deferred is not None:
+        deferred.noted.clear()  # of a sweep that an exception has ended
+    a, carried, behind = transposer.zero(), None, memory.end
+    for record in memory.backwards(partial(replay, task), proof):
+        adjoints, weights, live = transposer.open(record, a, carried)
+        inputs, ks = record.filled(), {}
+        carried = None
+        for i in range(record.stages - 1, -1, -1):
+            if i == 0 and record.shared:
+                carried = adjoints[1]
+                break
+            if not live[i]:
+                continue
+            lam = adjoints[1 + i].view(shape)
+            graph = record.take(i)
+            if graph is None:
+                graph = products.record(transposer.stage_time(record, i), inputs[i], within=deferred or NOTHING)
+                ks[i] = graph.out.detach()
+            elif graph.y.is_leaf:
+                products.watch(graph.out, graph.y)
+            mu = products.transpose(*graph, lam) if deferred is None else deferred.transpose(products, graph, lam)
+            adjoints[: 1 + i].addr_(weights[i, : 1 + i], mu.reshape(-1))
+            for j, _ in transposer.method.rows[i]:
+                live[j] = True
+        if memory.stages and behind is not None:
+            _compare(proof, transposer, record, ks, behind)
+        a, behind = adjoints[0], inputs[0]
+    if deferred is not None:
+        deferred.flush(products)
+    proof.conclude()
+    return a.view(shape)
+
+
+def _compare(proof: Proof, transposer: StepTransposer, record: StepRecord, ks: dict[int, Tensor], end: Tensor) -> None:
+    """A step whose stages were evaluated again must end where it ended in the forward pass.
+
+    Its first stage may be the last of the step before; it is then known from the input of the second.
+    """
+    method, inputs, h = transposer.method, record.filled(), record.t1 - record.t0
+    if 0 not in ks and method.stages > 1 and method.rows[1]:
+        ks[0] = (inputs[1] - inputs[0]) / (h * method.rows[1][0][1])
+    if all(j in ks for j, _ in method.weights):
+        found = combine(inputs[0], ks, method.weights, h)
+        proof.compare(found, end, end - inputs[0])
+
+
+def replay(task: Task, record: StepRecord, y: Tensor) -> RungeKuttaStep:
+    """Take a step of the forward pass again, with the stages that it had."""
+    before = task.f.evaluations
+    step: RungeKuttaStep = task.spec.solver.eager.step(task.f, record.t0, record.t1, y, None, record.nudge)
+    if record.stages > len(step.ks):
+        step.complete()
+    task.stats.backward_evaluations += task.f.evaluations - before
+    return step
+
+
+def clock_sweep(task: Task, run: Integration, memory: StepRecorder, cotangents: Cotangents) -> Gradients:
+    """Fixed grids whose points are learnable: each step is replayed under autograd, its ends among the inputs."""
+    products, stepper, proof = Products(task), task.spec.solver.eager, Proof(task)
+    observed = task.spec.make_observer().points
+    assert task.spec.solver.points is not None and observed is not None
+    points, observed = task.spec.solver.points.detach(), observed.detach()
+    grad_points, grad_observed = torch.zeros_like(points), torch.zeros_like(observed)
+    a = torch.zeros_like(cotangents.grads[0])
+    for record in memory.backwards(partial(replay, task), proof):
+        n, (first, last) = record.index, cotangents.inside(record.index)
+        y0, ends = record.filled()[0].detach().requires_grad_(), points[n : n + 2].clone().requires_grad_()
+        times = observed[first:last].clone().requires_grad_()
+        task.stats.backward_evaluations += record.stages
+        with torch.enable_grad(), products.aliases if products.aliases else NOTHING:
+            step = stepper.step(task.f, record.t0, record.t1, y0, None, record.nudge, (ends[0], ends[1]))
+            outs, grads = _observe(step, times, cotangents, first, last, a)
+        products.watch(step.y1, y0)
+        inputs = (y0, ends, times, *products.targets)
+        found: Any = torch.autograd.grad(outs, inputs, grads, retain_graph=True, allow_unused=True)
+        in_y, in_ends, in_times, *in_params = found
+        a = torch.zeros_like(y0) if in_y is None else in_y
+        if in_ends is not None:
+            grad_points[n : n + 2] += in_ends
+        if in_times is not None:
+            grad_observed[first:last] += in_times
+        products.add(in_params)
+    proof.conclude()
+    return Gradients(cotangents.at_start(a), products.finish(), grad_points, grad_observed)
+
+
+def _observe(
+    step: RungeKuttaStep, times: Tensor, cotangents: Cotangents, first: int, last: int, a: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The end and the observations of a step, with their adjoints."""
+    if last - first == 1 and cotangents.times[first] == step.t1:
+        return [step.y1], [a + cotangents.grads[first]]
+    if last == first:
+        return [step.y1], [a]
+    return [step.y1, step.evaluate_at(times)], [a, cotangents.grads[first:last]]

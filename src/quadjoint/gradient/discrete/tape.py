@@ -1,0 +1,47 @@
+"""Graphs of evaluations that the forward solve keeps, so that the backward pass need not evaluate them again."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor
+
+from quadjoint.autograd.recorded import NOTHING, Graph, record
+from quadjoint.gradient.first import First
+from quadjoint.solver.dynamics import Dynamics, Time
+
+
+class Tape:
+    """Dynamics whose evaluations are recorded although the solve runs without grad, ``left`` of them in all.
+
+    What is kept belongs to accepted steps; graphs of rejected ones are dropped.
+    """
+
+    def __init__(
+        self, f: Dynamics, first: First | None, *, left: int = 0, within: AbstractContextManager[Any] = NOTHING
+    ) -> None:
+        self.f, self.first, self.left, self.within = f, first, left, within
+        self.pending: dict[int, tuple[Tensor, Graph]] = {}  # by the identity of what the solver has received
+
+    def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:
+        first, self.first = self.first, None
+        if first is not None and not isinstance(t, Tensor) and t == first.t and nudge == first.nudge:
+            return self._keep(first.graph) if self.left and first.stands_alone() else first.value
+        if len(self.pending) >= self.left:
+            return self.f(t, y, nudge)
+        self.f.evaluations += 1
+        return self._keep(record(self.f.checked, self.f.time(t, nudge), y, self.within))
+
+    def _keep(self, graph: Graph) -> Tensor:
+        plain = graph.out.detach()
+        if graph.out.requires_grad:
+            self.pending[id(plain)] = plain, graph
+        return plain
+
+    def take(self, ks: list[Tensor]) -> list[Graph | None]:
+        """The graphs of an accepted step's stages."""
+        graphs = [self.pending.get(id(k), (k, None))[1] for k in ks]
+        self.pending.clear()
+        self.left = max(0, self.left - sum(g is not None for g in graphs))
+        return graphs

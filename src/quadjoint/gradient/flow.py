@@ -1,0 +1,179 @@
+"""Gradients in times: a solution moves by f dt with the time at which it is looked at, or at which an event happens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadjoint.autograd.captured import Snapshot
+from quadjoint.autograd.gates import Gates
+from quadjoint.autograd.leaves import Frontier
+from quadjoint.solver.dynamics import Dynamics, stack_call
+from quadjoint.solver.events import EventFunction
+from quadjoint.solver.stats import Stats
+
+CHUNK = 64  # states at which the flow is evaluated at once
+
+
+class Flow:
+    """f(t, y) at many states, in the user's own times, as it was when the solve ran."""
+
+    def __init__(self, f: Dynamics, y: Tensor, snapshot: Snapshot, stats: Stats) -> None:
+        self.snapshot, self.stats, self.per_sample = snapshot, stats, f.time_map is not None
+        self.plain = Dynamics(f.f, y, f.layout)
+        self.plain.shape, self.plain.needs_grad, self.plain.stackable = f.shape, f.needs_grad, f.stackable
+
+    def __call__(self, t: Tensor, y: Tensor) -> Tensor:
+        """The flow at states ``y`` of shape (*t.shape, *state), for times per sample (*t.shape, *sample)."""
+        self.stats.backward_evaluations += t.shape[:1].numel() if t.ndim > int(self.per_sample) else 1
+        with self.snapshot.reinstated():
+            return self._per_sample(t, y) if self.per_sample else self._shared(t, y)
+
+    def _shared(self, t: Tensor, y: Tensor) -> Tensor:
+        if t.ndim == 0:
+            return self.plain(t, y)
+        parts = zip(t.split(CHUNK), y.split(CHUNK), strict=True)
+        return torch.cat([stack_call(self.plain, ti, yi) for ti, yi in parts])
+
+    def _per_sample(self, t: Tensor, y: Tensor) -> Tensor:
+        times = self.plain.time(t.reshape(*t.shape, *(1,) * (y.ndim - t.ndim)))
+        if t.ndim == 1:
+            return self.plain.checked(times, y)
+        return torch.stack([self.plain.checked(ti, yi) for ti, yi in zip(times, y, strict=True)])
+
+    def moved(self, y: Tensor, begin: Tensor, end: Tensor) -> Tensor:
+        """States moved from one time to another by a recorded Runge-Kutta step.
+
+        Where both times are equal, so are the states; the step has the derivatives of the movement up to order four.
+        """
+        h = (end - begin).reshape(*begin.shape, *(1,) * (y.ndim - begin.ndim)).to(y.dtype.to_real())
+        middle = 0.5 * (begin + end)
+        k1 = self(begin, y)
+        k2 = self(middle, y + 0.5 * h * k1)
+        k3 = self(middle, y + 0.5 * h * k2)
+        k4 = self(end, y + h * k3)
+        return y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+
+
+class _Shift(torch.autograd.Function):
+    """The identity on states at given times whose gradient in the times is sign * <dL/dy, f(t, y)>.
+
+    A solution moves by f dt with its observation time, and by -f dt at the start with its initial time.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, flow: Flow, sign: float, y: Tensor, t: Tensor, *params: Tensor) -> Tensor:
+        ctx.flow, ctx.sign = flow, sign
+        ctx.save_for_backward(y, t, *params)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        (g,) = grads
+        y, t, *params = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            gates = Gates()
+            y, t = gates(y), gates(t)
+            begin, end = (t.detach(), t) if ctx.sign > 0 else (t, t.detach())
+            return None, None, *gates.gradients([ctx.flow.moved(y, begin, end)], [y, t, *params], [g])
+        rate = ctx.flow(t.detach(), y.detach())
+        inner = _dot(g, rate).reshape(*t.shape, -1).sum(-1)
+        return None, None, g, ctx.sign * inner.to(t), *(None for _ in params)
+
+
+def shift(flow: Flow, y: Tensor, t: Tensor, *, sign: float = 1.0, params: Sequence[Tensor] = ()) -> Tensor:
+    """Make ``y``, states at the times ``t`` (the leading dimensions of y), differentiable in ``t``.
+
+    Second derivatives in a time and in a parameter need the parameters of f among the inputs.
+    """
+    return _Shift.apply(flow, sign, y, t, *params)
+
+
+class _EventTime(torch.autograd.Function):
+    """The time of an event as a function of the state found there (implicit function theorem).
+
+    With g(t, y) zero at the event and dg/dt its rate along the solution, dt = -dg / (dg/dt). To differentiate again,
+    two recorded steps of Newton's method are taken from the event: each doubles the order of the derivatives that are
+    right.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, crossing: Crossing, t: Tensor, y: Tensor, *params: Tensor) -> Tensor:
+        ctx.crossing = crossing
+        ctx.save_for_backward(t, y, *params)
+        return t.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        t, y, *params = ctx.saved_tensors
+        crossing: Crossing = ctx.crossing
+        gates = Gates()
+        state = gates(y)
+        if torch.is_grad_enabled():
+            return None, None, *gates.gradients([crossing.newton(t, state)], [state, *params], [grads[0]])
+        with torch.enable_grad():
+            state = y.detach().requires_grad_()
+            value = crossing.value(t, state)
+        found = torch.autograd.grad(
+            value, [state, *params], (-grads[0] / crossing.slope).to(value), allow_unused=True, retain_graph=True
+        )
+        return None, None, *found
+
+
+class Crossing:
+    """An event at which the solve ended."""
+
+    def __init__(self, event: EventFunction, signs: Tensor, flow: Flow, params: Sequence[Tensor]) -> None:
+        self.event, self.signs, self.flow, self.params = event, signs, flow, tuple(params)
+        self.slope = math.nan
+
+    def value(self, t: Tensor, y: Tensor) -> Tensor:
+        """Positive before the event."""
+        return (self.event(t, y) * self.signs).min()
+
+    def rate(self, t: Tensor, y: Tensor) -> Tensor:
+        """How fast the event function changes along the solution, differentiable in t and y."""
+        gates = Gates()  # y may depend on t; the partial derivatives are wanted
+        with torch.enable_grad():
+            here = t if t.requires_grad else t.detach().requires_grad_()
+            state = gates(y if y.requires_grad else y.detach().requires_grad_())
+            value = self.value(here, state)
+            if not value.requires_grad:
+                return torch.zeros_like(value)
+            in_t, in_y = gates.gradients([value], [here, state], [torch.ones_like(value)])
+            rate = torch.zeros_like(value) if in_t is None else in_t
+            return rate if in_y is None else rate + _dot(in_y, self.flow(here, state)).sum()
+
+    def newton(self, t: Tensor, y: Tensor) -> Tensor:
+        """Two steps of Newton's method for the time at which the solution through ``y`` at ``t`` has its event."""
+        begin = now = t.detach()
+        for _ in range(2):
+            state = self.flow.moved(y, begin, now)
+            now = now - self.value(now, state) / self.rate(now, state)
+        return now
+
+    def time(self, t: float, y: Tensor, like: Tensor) -> Tensor:
+        """The time as a tensor, differentiable in whatever it depends on."""
+        here = torch.full((), t, dtype=self.flow.plain.time_dtype, device=y.device)
+        if not torch.is_grad_enabled():
+            return here.to(like)
+        with torch.enable_grad():
+            state = y.detach().requires_grad_()
+            _, own = Frontier([state, *self.params]).explore(self.value(here, state))
+        if not (y.requires_grad or own):
+            return here.to(like)
+        self.slope = float(self.rate(here, y.detach()).detach())
+        if self.slope == 0.0 or not math.isfinite(self.slope):
+            raise ZeroDivisionError(
+                "The event function is stationary along the solution at the event; its time has no gradient."
+            )
+        return _EventTime.apply(self, here, y, *self.params, *own).to(like)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """The real inner products whose sum is a change of the loss."""
+    return (a.conj() * b).real if a.is_complex() else a * b

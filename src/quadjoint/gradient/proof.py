@@ -1,0 +1,42 @@
+"""Whether f is in the backward pass the function that it was in the forward pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quadjoint.gradient.base import Task
+
+ROUNDING = 1e3  # units in the last place by which two evaluations of one function may differ
+
+
+class Proof:
+    """Compares what the backward pass computes with what the forward solve has stored; the host looks once."""
+
+    def __init__(self, task: Task) -> None:
+        low = task.snapshot.precision
+        eps = torch.finfo(task.f.dtype).eps
+        self.eps, self.relative = eps, min(0.1, ROUNDING * eps if low is None else 16 * torch.finfo(low).eps)
+        self.worst: Tensor | None = None
+
+    def compare(self, found: Tensor, stored: Tensor, change: Tensor) -> None:
+        """Two states that should be equal up to the rounding of a ``change`` that led to them."""
+        gap = _largest(found - stored)
+        allowed = self.relative * _largest(change) + 64 * self.eps * _largest(stored)
+        ratio = gap / (allowed + torch.finfo(gap.dtype).tiny)
+        self.worst = ratio if self.worst is None else torch.maximum(self.worst, ratio)
+
+    def conclude(self) -> None:
+        """Refuse the gradient of another function."""
+        if self.worst is not None and not float(self.worst) <= 1.0:
+            raise ValueError(
+                "f gives other values in the backward pass than in the forward pass, so the gradient would be that of "
+                "another function. Something that it uses has changed since: a tensor that was changed in place, a "
+                "variable of a closure that now has another value (write lambda t, y, c=c: ...), a hook that was "
+                "removed, random numbers. Keep it until backward() has run, or use gradient='direct'."
+            )
+
+
+def _largest(x: Tensor) -> Tensor:
+    """The largest modulus; a NaN, which proves nothing, is passed on."""
+    return x.detach().abs().max() if x.numel() else x.new_zeros((), dtype=x.dtype.to_real())

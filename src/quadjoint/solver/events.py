@@ -1,0 +1,70 @@
+"""Where an event function changes sign."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadjoint.errors import SolveError
+from quadjoint.solver.dynamics import Dynamics
+
+EventFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+class EventWatch:
+    """Finds the first change of sign of an event function (any of its entries), to ``tolerance`` of a step's length."""
+
+    def __init__(self, event: EventFunction, f: Dynamics, t0: float, y0: Tensor, *, tolerance: float) -> None:
+        self.event, self.f, self.tolerance = event, f, tolerance
+        with torch.no_grad():
+            self.signs = torch.sign(event(f.time(t0), y0.detach()))
+        if bool((self.signs == 0).any()):
+            raise SolveError(
+                f"The event function is zero at the initial time t = {t0:.6g} already; start past the event."
+            )
+
+    def value(self, t: float, y: Tensor) -> float:
+        """Positive before the event; entries are combined by their minimum."""
+        with torch.no_grad():
+            return float((self.event(self.f.time(t), y.detach()) * self.signs).min())
+
+    def crossed(self, step: Any) -> bool:
+        return self.value(step.t1, step.y1) <= 0.0
+
+    def locate(self, step: Any) -> float:
+        """The end of a bracket at which the event has happened, on the continuous extension of the step.
+
+        Chandrupatla's method (1997): inverse quadratic interpolation where it is safe, else bisection.
+        """
+        a, b = step.t1, step.t0
+        value_a, value_b = self.value(a, step.y1), self._inside(step, b)
+        c, value_c = b, value_b
+        resolution = max(self.tolerance * abs(a - b), 2 * math.ulp(max(abs(a), abs(b))))
+        fraction = 0.5
+        while abs(b - a) > resolution and value_a != 0.0:
+            middle = a + fraction * (b - a)
+            value = self._inside(step, middle)
+            if (value > 0.0) == (value_a > 0.0):
+                c, value_c = a, value_a
+            else:
+                c, value_c, b, value_b = b, value_b, a, value_a
+            a, value_a = middle, value
+            limit = 0.5 * resolution / abs(b - a)
+            fraction = min(1.0 - limit, max(limit, _interpolated(a, b, c, value_a, value_b, value_c)))
+        return a if value_a <= 0.0 else b
+
+    def _inside(self, step: Any, t: float) -> float:
+        with torch.no_grad():
+            return self.value(t, step.y0 if t == step.t0 else step.evaluate([t])[0])
+
+
+def _interpolated(a: float, b: float, c: float, fa: float, fb: float, fc: float) -> float:
+    """Where between a (0) and b (1) the next point lies."""
+    xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb) if fc != fb else math.inf
+    if not (phi * phi < xi and (1.0 - phi) ** 2 < 1.0 - xi):
+        return 0.5
+    return fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)

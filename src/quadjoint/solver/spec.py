@@ -1,0 +1,113 @@
+"""What to solve, at which times, how; and the solve itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from quadjoint.solver.control import AdaptiveControl, Control, StepSettings
+from quadjoint.solver.dynamics import Dynamics, Flow
+from quadjoint.solver.events import EventFunction, EventWatch
+from quadjoint.solver.integrate import Hooks, Integration, Integrator, retrace
+from quadjoint.solver.observe import Observer, SampleObserver
+
+
+@dataclass(frozen=True)
+class Solver:
+    """A method with its settings: the stepper, and a fresh step control for every solve."""
+
+    method: str
+    stepper: Any
+    make_control: Callable[[], Control]
+    settings: StepSettings
+    grid: list[float] | None = None  # of a fixed-step method
+    points: Tensor | None = None  # the grid as a tensor, where it depends on learnable times
+
+    @property
+    def order(self) -> int:
+        return int(self.stepper.order)
+
+    @property
+    def eager(self) -> Any:
+        """The stepper for other dynamics than the forward solve's, which may be compiled."""
+        return getattr(self.stepper, "eager", self.stepper)
+
+    @property
+    def smooth(self) -> Any:
+        """The eager stepper with the method's own continuous extension, whatever observations are made with."""
+        return getattr(self.eager, "smooth", self.eager)
+
+    def with_settings(self, **changes: Any) -> Solver:
+        """The same adaptive solver with other settings."""
+        settings = replace(self.settings, **changes)
+        return replace(self, settings=settings, make_control=lambda: AdaptiveControl(settings, self.order))
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A solve that has been checked and arranged. Nothing writes into it."""
+
+    f: Dynamics
+    solver: Solver
+    make_observer: Callable[[], Observer | SampleObserver]
+    event: EventFunction | None = None
+    event_tolerance: float = 1e-9
+    hooks: Hooks = field(default_factory=Hooks)
+    dense: bool = False  # keep the steps for the continuous solution
+
+    @property
+    def start(self) -> float:
+        return self.make_observer().interval[0]
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the steps depend on the values of f."""
+        return self.solver.grid is None
+
+    def times(self, event_time: float | None = None) -> list[float]:
+        """Times shared by the batch, with that of an event last where there is one."""
+        observer = self.make_observer()
+        assert isinstance(observer, Observer)
+        return observer.times if event_time is None else [*observer.times[:-1], event_time]
+
+    def begin(self, y0: Tensor, f: Flow | None = None, accepted: Callable[[Any], None] | None = None) -> Integrator:
+        """The solve from ``y0``, ready to run; grad mode decides whether autograd records it.
+
+        ``f`` stands in for the dynamics where their evaluations are to be watched.
+        """
+        observer = self.make_observer()
+        watch = None
+        if self.event is not None:
+            start = observer.interval[0]
+            watch = EventWatch(self.event, self.f, start, y0, tolerance=self.event_tolerance)
+        return Integrator(
+            self.f if f is None else f,
+            y0,
+            stepper=self.solver.stepper,
+            control=self.solver.make_control(),
+            observer=observer,
+            watch=watch,
+            hooks=replace(self.hooks, accepted=accepted),
+            keep=self.dense,
+        )
+
+    def retrace(self, y0: Tensor, run: Integration, *, points: Tensor | None, observed: Tensor | None) -> Integration:
+        """The same steps again, recorded by autograd; ``points`` and ``observed`` are times to differentiate in."""
+        observer = self.make_observer()
+        if run.event_time is not None:
+            assert isinstance(observer, Observer)
+            observer.times[-1] = run.event_time
+        if observed is not None:
+            observer.points = observed
+        return retrace(
+            self.f,
+            y0,
+            run.taken,
+            stepper=self.solver.eager,
+            observer=observer,
+            points=points,
+            discontinuities=frozenset(self.solver.settings.jump_t),
+        )

@@ -20,6 +20,7 @@ from trust.helpers import (
     cases,
     normal,
     right_or_refused,
+    times,
     tolerance,
     weigh,
 )
@@ -126,6 +127,28 @@ def test_a_loop_over_a_variable_of_a_closure(gradient: Any) -> None:
 
     wanted = total("direct", early=True)
     right_or_refused(lambda: total(gradient, early=False), wanted, within=tolerance(gradient))
+
+
+@pytest.mark.parametrize("gradient", cases(REPLAYED, failing=("auto", *SECOND), reason="12.1 a variable bound anew"))
+def test_a_function_that_is_known_already_and_sees_another_variable(gradient: Any) -> None:
+    """After the first solve auto knows that the way is long and takes the parallel mode, which evaluates again."""
+    net, factor, far = Field(), 1.0, times(0.0, 10.0)
+
+    def f(t: Tensor, y: Tensor) -> Tensor:
+        return net(t, y) * factor
+
+    def losses(gradient: Any) -> list[Tensor]:
+        nonlocal factor
+        found = []
+        for value in (0.5, 1.0, 0.7):
+            factor = value
+            found.append(weigh(qj.odeint(f, normal(4, 3), far, gradient=gradient, **TIGHT)))
+        return found
+
+    wanted = torch.autograd.grad(sum(losses("direct")), list(net.parameters()))
+    right_or_refused(
+        lambda: torch.autograd.grad(sum(losses(gradient)), list(net.parameters())), wanted, within=tolerance(gradient)
+    )
 
 
 @pytest.mark.parametrize("gradient", cases(REPLAYED, failing=SECOND, reason="12.1 noise from a generator of f's own"))

@@ -36,7 +36,9 @@ def name_of(x: Any) -> str:
     names = {CHECKPOINTS: "checkpoints", LEAN: "lean auto"}
     if isinstance(x, qj.Gradient) and x in names:
         return names[x]
-    return x if isinstance(x, str) else getattr(x, "__name__", repr(x))
+    if isinstance(x, qj.DiscreteAdjoint):
+        return x.mode if x.max_states is None else f"{x.mode} checkpoints"
+    return x if isinstance(x, str) else getattr(x, "__name__", str(x))
 
 
 def broken(reason: str, raises: Any = Wrong) -> Any:

@@ -1,0 +1,165 @@
+"""Another function than the one that was solved is never differentiated without a word (12.1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import quadjoint as qj
+from trust.changing import Holder, Scenario, T, gradients, in_closure, itself, other, with_module
+from trust.helpers import (
+    CHECKPOINTS,
+    DTYPE,
+    LEAN,
+    REPLAYED,
+    TIGHT,
+    Field,
+    cases,
+    normal,
+    right_or_refused,
+    times,
+    tolerance,
+    weigh,
+)
+
+
+def rebound_variable() -> Scenario:
+    net, factor = Field(), 1.0
+
+    def change() -> None:
+        nonlocal factor
+        factor = -2.0
+
+    return lambda t, y: net(t, y) * factor, list(net.parameters()), change
+
+
+def changed_entry() -> Scenario:
+    net, settings = Field(), {"factor": 1.0}
+    return (
+        lambda t, y: net(t, y) * settings["factor"],
+        list(net.parameters()),
+        lambda: settings.__setitem__("factor", -2.0),
+    )
+
+
+def removed_hook() -> Scenario:
+    net = Field()
+    handle = net.inner.register_forward_hook(lambda module, inputs, out: 2.0 * out)
+    return net, list(net.parameters()), handle.remove
+
+
+def added_hook() -> Scenario:
+    net = Field()
+    return (
+        net,
+        list(net.parameters()),
+        lambda: net.inner.register_forward_hook(lambda module, inputs, out: 2.0 * out),
+    )
+
+
+def buffer_in_place() -> Scenario:
+    return with_module(itself, lambda net: net.offset.mul_(-3.0))
+
+
+def attribute_in_place() -> Scenario:
+    return with_module(itself, lambda net: net.condition.mul_(-3.0))
+
+
+def buffer_in_place_in_closure() -> Scenario:
+    return with_module(in_closure, lambda net: net.offset.mul_(-3.0))
+
+
+def number() -> Scenario:
+    return with_module(itself, lambda net: setattr(net, "factor", -2.0))
+
+
+def tensor_of_an_object() -> Scenario:
+    holder = Holder()
+    return holder, list(holder.inside.parameters()), lambda: setattr(holder, "condition", other())
+
+
+SECOND = (LEAN, "discrete", CHECKPOINTS, "gq")  # evaluate f a second time
+
+UNCAPTURED = (
+    rebound_variable,
+    changed_entry,
+    removed_hook,
+    added_hook,
+    buffer_in_place,
+    attribute_in_place,
+    buffer_in_place_in_closure,
+    number,
+    tensor_of_an_object,
+)
+
+
+OF_MODULES = UNCAPTURED[2:6] + UNCAPTURED[7:8]  # for which auto takes the parallel mode
+
+
+@pytest.mark.parametrize(
+    ("make", "gradient"),
+    cases(
+        UNCAPTURED,
+        REPLAYED,
+        failing=lambda make, gradient: gradient != "direct" and (gradient != "auto" or make in OF_MODULES),
+        reason="12.1 no proof of the same function",
+    ),
+)
+def test_another_function_than_was_solved_is_never_differentiated(make: Any, gradient: Any) -> None:
+    """What f holds in other ways gives the right gradient or an error that names the forward pass."""
+    wanted = gradients(make(), "direct", changed=False)
+    right_or_refused(lambda: gradients(make(), gradient, changed=True), wanted, within=tolerance(gradient))
+
+
+@pytest.mark.parametrize("gradient", cases(REPLAYED, failing=SECOND, reason="12.1 a loop over a variable of a closure"))
+def test_a_loop_over_a_variable_of_a_closure(gradient: Any) -> None:
+    """Python's closures see the last value of c when the backward pass runs."""
+
+    def total(gradient: Any, early: bool) -> list[Tensor]:
+        net, loss = Field(), torch.zeros((), dtype=DTYPE)
+        for c in (0.5, 1.0, 2.0):
+            f = (lambda t, y, c=c: net(t, y) * c) if early else lambda t, y: net(t, y) * c  # noqa: B023
+            loss = loss + weigh(qj.odeint(f, normal(4, 3), T, gradient=gradient, **TIGHT))
+        return list(torch.autograd.grad(loss, list(net.parameters())))
+
+    wanted = total("direct", early=True)
+    right_or_refused(lambda: total(gradient, early=False), wanted, within=tolerance(gradient))
+
+
+@pytest.mark.parametrize("gradient", cases(REPLAYED, failing=("auto", *SECOND), reason="12.1 a variable bound anew"))
+def test_a_function_that_is_known_already_and_sees_another_variable(gradient: Any) -> None:
+    """After the first solve auto knows that the way is long and takes the parallel mode, which evaluates again."""
+    net, factor, far = Field(), 1.0, times(0.0, 10.0)
+
+    def f(t: Tensor, y: Tensor) -> Tensor:
+        return net(t, y) * factor
+
+    def losses(gradient: Any) -> list[Tensor]:
+        nonlocal factor
+        found = []
+        for value in (0.5, 1.0, 0.7):
+            factor = value
+            found.append(weigh(qj.odeint(f, normal(4, 3), far, gradient=gradient, **TIGHT)))
+        return found
+
+    wanted = torch.autograd.grad(sum(losses("direct")), list(net.parameters()))
+    right_or_refused(
+        lambda: torch.autograd.grad(sum(losses(gradient)), list(net.parameters())), wanted, within=tolerance(gradient)
+    )
+
+
+@pytest.mark.parametrize("gradient", cases(REPLAYED, failing=SECOND, reason="12.1 noise from a generator of f's own"))
+def test_noise_of_a_generator_of_f(gradient: Any) -> None:
+    """Euler's steps multiply by 1 + w r with r of the noise, so y_N and its derivative follow from the states."""
+    draw, w = torch.Generator().manual_seed(0), torch.tensor(0.7, dtype=DTYPE, requires_grad=True)
+
+    def f(t: Tensor, y: Tensor) -> Tensor:
+        return w * y * (1.0 + torch.randn(y.shape, generator=draw, dtype=DTYPE))
+
+    ys = qj.odeint(f, torch.ones(4, 3, dtype=DTYPE), torch.linspace(0, 1, 11), method="euler", gradient=gradient)
+    ratio = (ys[1:] / ys[:-1]).detach()
+    wanted = (ys[-1].detach() * ((1.0 - 1.0 / ratio) / w.detach()).sum(0)).sum()
+    right_or_refused(lambda: torch.autograd.grad(ys[-1].sum(), w), [wanted], within=1e-6)

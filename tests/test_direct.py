@@ -160,7 +160,7 @@ EVERY_GRADIENT = [
     "direct", "gq", "gq-paper", "adjoint", "seminorm", "discrete", "auto",
     qj.DiscreteAdjoint(mode="joint"), qj.DiscreteAdjoint(mode="stacked"),
     qj.DiscreteAdjoint(keep="states", max_states=2),
-    qj.GaussLegendre(nodes=qj.ErrorControlled(1e-8)),
+    qj.GaussLegendre(rtol=1e-8),
 ]  # fmt: skip
 
 

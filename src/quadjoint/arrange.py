@@ -72,6 +72,8 @@ def arrange(
     y = layout.pack(y0)
     rtol, atol = _check_tolerance("rtol", rtol, layout, y), _check_tolerance("atol", atol, layout, y)
     tolerance = float(options.pop("event_tol", EVENT_TOLERANCE))
+    if not tolerance > 0.0:
+        raise ValueError(f"options['event_tol'] must be positive; got {tolerance}.")
     make_observer: Callable[[], Observer | SampleObserver]
     if per_sample:
         _check_samples(y, t, layout, event_fn)

@@ -13,7 +13,7 @@ torch.Size([7, 2])
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -176,10 +176,12 @@ class NeuralODE(nn.Module):
         *,
         span: tuple[float, float] = (0.0, 1.0),
         method: str = "dopri5",
-        rtol: float = 1e-3,
-        atol: float = 1e-3,
+        rtol: Any = 1e-3,
+        atol: Any = 1e-6,
         gradient: Any = "auto",
         options: Mapping[str, Any] | None = None,
+        compile: bool = False,
+        params: Sequence[Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.f = f
@@ -189,16 +191,19 @@ class NeuralODE(nn.Module):
         self.atol = atol
         self.gradient = gradient
         self.options = dict(options) if options else None
+        self.compiled = compile
+        self.further = None if params is None else tuple(params)
 
-    def forward(self, y: Tensor) -> Tensor:
-        """The state at the end of ``span``."""
-        return self.trajectory(y, self.times())[-1]
+    def forward(self, y: Any) -> Any:
+        """The state at the end of ``span``, like ``y``."""
+        states = self.trajectory(y, self.times())
+        return states[-1] if isinstance(states, Tensor) else tuple(part[-1] for part in states)
 
-    def trajectory(self, y: Tensor, t: Tensor) -> Tensor:
-        """The states at times t, (K,) or (B, K): shape ``(K, *y.shape)``."""
+    def trajectory(self, y: Any, t: Tensor) -> Any:
+        """The states at times t, (K,) or (B, K): shape ``(K, *y.shape)``, or a tuple of such."""
         return odeint(self.f, y, t, **self.settings())
 
-    def solve(self, y: Tensor, t: Tensor | None = None) -> Solution:
+    def solve(self, y: Any, t: Tensor | None = None) -> Solution:
         """The whole solution from y at ``t[0]``, kept for dense output; without t, over ``span``."""
         return solve(self.f, y, self.times() if t is None else t, **self.settings())
 
@@ -209,7 +214,7 @@ class NeuralODE(nn.Module):
     def settings(self) -> dict[str, Any]:
         """What the solver is given besides the problem."""
         names = ("method", "rtol", "atol", "gradient", "options")
-        return {name: getattr(self, name) for name in names}
+        return {**{name: getattr(self, name) for name in names}, "compile": self.compiled, "params": self.further}
 
     def extra_repr(self) -> str:
         return f"span={self.span}, method={self.method!r}, rtol={self.rtol}, gradient={self.gradient!r}"

@@ -17,7 +17,7 @@ from quadjoint.errors import SolveError
 from quadjoint.gradient import Gradient, resolve
 from quadjoint.gradient.base import Outcome, Part, Task
 from quadjoint.gradient.choose.auto import Auto
-from quadjoint.gradient.first import First, Only
+from quadjoint.gradient.first import Begun, First, Only
 from quadjoint.gradient.flow import Crossing, Flow, shift
 from quadjoint.solution import Solution
 from quadjoint.solver.events import EventWatch
@@ -138,22 +138,23 @@ def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -
     task = Task(spec, (), Snapshot(spec.f.f, y.device), Stats(), complete=isinstance(params, Only))
     random = RandomnessCheck(y.device)
     try:
-        first = _first(task, y, t, params)
-        if first is not None:
+        first = _first(task, y, params)
+        wanted = first is not None and (y.requires_grad or t.requires_grad or bool(first.params))
+        if first is not None and wanted:
             task = replace(task, params=first.params)
             how = _chosen(how, task, first)
             spec = how.check(spec)
             task = replace(task, spec=spec)
         flow = Flow(spec.f, y, task.snapshot, task.stats)
         # Gradients in the times come from the flow at the observations, unless a fixed grid carries them.
-        by_flow = t.requires_grad and first is not None and not (how.exact_clock and spec.solver.points is not None)
+        by_flow = t.requires_grad and wanted and not (how.exact_clock and spec.solver.points is not None)
         if by_flow:
             y = shift(flow, y, t[:, 0] if flow.per_sample else t[0], sign=-1.0, params=task.params)
-        out = _forward(task, y) if first is None else how.apply(task, y, first)
+        out = how.apply(task, y, first) if first is not None and wanted else _forward(task, y, first)
     except SolveError as error:
         random.explain(error, spec, arranged.y0)
         raise
-    random.refuse(spec, arranged.y0, fixed_is_fine=how.name == "direct" or first is None)
+    random.refuse(spec, arranged.y0, fixed_is_fine=how.name == "direct" or not wanted)
     ys = spec.make_observer().arrange(out.ys)
     event, end = None, spec.make_observer().interval[1]
     if spec.event is not None:
@@ -178,21 +179,20 @@ def _chosen(how: Gradient, task: Task, first: First) -> Gradient:
     return how
 
 
-def _first(task: Task, y: Tensor, t: Tensor, params: Sequence[Tensor] | None) -> First | None:
-    """The first evaluation, recorded; None where there is nothing to differentiate in."""
-    if torch.is_grad_enabled():
-        first = First.record(task.spec, y, task.snapshot, params)
-        task.stats.forward_evaluations += task.f.evaluations
-        if y.requires_grad or t.requires_grad or first.params:
-            return first
-    task.stats.reason = "no gradient is needed"
-    return None
+def _first(task: Task, y: Tensor, params: Sequence[Tensor] | None) -> First | None:
+    """The first evaluation, recorded if autograd is on."""
+    if not torch.is_grad_enabled():
+        return None
+    first = First.record(task.spec, y, task.snapshot, params)
+    task.stats.forward_evaluations += task.f.evaluations
+    return first
 
 
-def _forward(task: Task, y: Tensor) -> Outcome:
+def _forward(task: Task, y: Tensor, first: First | None) -> Outcome:
     """Solve, with nothing to be differentiated."""
+    task.stats.reason = "no gradient is needed"
     before = task.f.evaluations
     with torch.no_grad():
-        run = task.spec.begin(y).run()
+        run = task.spec.begin(y, None if first is None else Begun(task.f, first, first.value)).run()
     task.count(run, task.f.evaluations - before)
     return Outcome(run.ys, run.event_time, [Part(run.steps)])

@@ -12,7 +12,6 @@ from torch import Tensor
 
 import quadjoint as qj
 from gradient.helpers import Driven, Network, flat, normal, times
-from quadjoint.quadrature import gauss_legendre, on_interval
 
 SCALES, ENDS = (1.0, 3.0, 5.0), (1.0, 5.0)
 
@@ -62,27 +61,12 @@ def test_solving_the_state_backwards_destroys_the_gradient(scale: float, how: st
     assert softplus(scale, 5.0).error(how) > 2.0  # wrong by more than 200 %
 
 
-class Composite:
-    """Sixteen panels of six Gauss-Legendre nodes in every step: what other policies approximate."""
-
-    per = "step"
-
-    def nodes(self, span: qj.Span) -> list[tuple[float, float]]:
-        ends = [span.start + (span.end - span.start) * i / 16 for i in range(17)]
-        return [node for i in range(16) for node in on_interval(gauss_legendre(6), ends[i], ends[i + 1])]
-
-
 def test_gq_is_ten_times_more_accurate_than_the_heuristic_number_of_nodes() -> None:
-    """Geometric mean over networks. Of the quadrature alone, on one backward solution, it is more on each of them."""
+    """Geometric mean over networks."""
     gains = []
     for seed in range(3):
         problem = Softplus(3.0, 1.0, seed, 200)
         gains.append(problem.error("gq-paper") / problem.error("gq"))
-        exact = problem.gradient(qj.GaussLegendre(Composite()))
-        per_step = distance(problem.gradient("gq"), exact)
-        heuristic = distance(problem.gradient(qj.GaussLegendre(qj.Heuristic())), exact)
-        assert per_step < heuristic / 50
-        assert per_step < 2e-4
     assert math.prod(gains) ** (1 / len(gains)) > 10
 
 
@@ -91,13 +75,6 @@ def test_the_scale_of_the_loss_does_not_matter(factor: float) -> None:
     problem = softplus(3.0, 1.0)
     once, scaled = problem.gradient("gq"), problem.gradient("gq", factor=factor)
     assert distance(scaled / factor, once) < 1e-4
-
-
-def test_absolute_tolerances_swallow_small_gradients_where_they_are_not_scaled() -> None:
-    problem = softplus(5.0, 1.0)
-    unscaled = qj.GaussLegendre(normalise=False)
-    large, small = problem.gradient(unscaled, factor=1e6), problem.gradient(unscaled, factor=1e-6)
-    assert distance(1e12 * small, large) > 1e-2
 
 
 def slope(errors: list[float], sizes: list[float]) -> float:
@@ -146,22 +123,14 @@ def test_float32_is_accurate_to_the_tolerance() -> None:
         assert distance(found.double(), exact) < 2e-3
 
 
-STORED = {
-    "gq": qj.GaussLegendre(),
-    "heuristic": qj.GaussLegendre(qj.Heuristic(1.0), qj.Stored()),
-    "in state": qj.ContinuousAdjoint(qj.Stored(), qj.InState()),
-}
-
-
 @pytest.mark.parametrize("method", ["midpoint", "rk4", "explicit_adams", "implicit_adams"])
-@pytest.mark.parametrize("how", STORED)
-def test_stored_trajectories_do_not_depend_on_how_observations_are_interpolated(how: str, method: str) -> None:
+def test_stored_trajectories_do_not_depend_on_how_observations_are_interpolated(method: str) -> None:
     """All observations lie on the grid, so that only the backward pass could see the interpolant."""
     f, y0, t = Driven(3, 8, 3.0), normal(4, 3), torch.linspace(0.0, 1.0, 11, dtype=torch.float64)
 
     def found(interp: str) -> Tensor:
         options = {"interp": interp} if method in ("midpoint", "rk4") else {"interp": interp, "max_iters": 20}
-        ys = qj.odeint(f, y0, t, method=method, options=options, gradient=STORED[how], rtol=1e-8, atol=1e-8)
+        ys = qj.odeint(f, y0, t, method=method, options=options, gradient="gq", rtol=1e-8, atol=1e-8)
         return flat(torch.autograd.grad(ys.square().sum(), list(f.parameters())))
 
     assert distance(found("linear"), found("cubic")) < 1e-14

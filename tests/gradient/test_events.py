@@ -17,8 +17,8 @@ METHODS: tuple[Any, ...] = (
     *(qj.DiscreteAdjoint(mode=mode) for mode in ("joint", "stacked")),
     qj.DiscreteAdjoint(keep="states"),
     qj.DiscreteAdjoint(max_states=2),
-    qj.GaussLegendre(trajectory=qj.Backsolve()),
-    qj.GaussLegendre(qj.ErrorControlled(1e-8)),
+    qj.QuadratureAdjoint(qj.PerStep()),
+    qj.GaussLegendre(rtol=1e-8),
 )
 
 

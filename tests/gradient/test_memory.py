@@ -77,7 +77,7 @@ def test_memory_of_backpropagation_grows_with_the_activations() -> None:
     assert growth("direct") > hidden_layers
 
 
-@pytest.mark.parametrize("how", [*ALL, "reversible", qj.GaussLegendre(qj.ErrorControlled(1e-4))])
+@pytest.mark.parametrize("how", [*ALL, "reversible", qj.GaussLegendre(rtol=1e-4)])
 def test_the_forward_solve_is_freed_by_backward(how: str | qj.Gradient) -> None:
     """What a backward pass has used is freed although the result is still alive, and without the garbage collector."""
     f, y0 = Network(DIM, WIDTH), normal(BATCH, DIM).requires_grad_()
@@ -102,7 +102,7 @@ def test_the_forward_solve_is_freed_by_backward(how: str | qj.Gradient) -> None:
 def test_error_control_does_not_keep_a_gradient_for_every_panel() -> None:
     f = Network(2, 512)
     parameter_bytes = sum(p.numel() * p.element_size() for p in f.parameters())
-    how = qj.GaussLegendre(qj.ErrorControlled(1e-4))
+    how = qj.GaussLegendre(rtol=1e-4)
 
     def at(steps: int) -> int:
         with LiveMemory() as memory:

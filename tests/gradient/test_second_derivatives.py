@@ -18,8 +18,8 @@ METHODS: tuple[Any, ...] = (
     "auto",
     qj.DiscreteAdjoint(keep="states"),
     qj.DiscreteAdjoint(max_states=2),
-    qj.GaussLegendre(qj.ErrorControlled(1e-6)),
-    qj.GaussLegendre(trajectory=qj.Backsolve()),
+    qj.GaussLegendre(rtol=1e-6),
+    qj.QuadratureAdjoint(qj.PerStep()),
 )
 
 

@@ -66,7 +66,7 @@ def test_the_steps_are_as_many_as_said() -> None:
 
 
 @pytest.mark.parametrize(("gradient", "per_step"), [("reversible", 0), (qj.DiscreteAdjoint(max_states=4), 0),
-                                                    (qj.GaussLegendre(trajectory=qj.Backsolve()), 0),
+                                                    (qj.QuadratureAdjoint(qj.PerStep()), 0),
                                                     ("adjoint", 0), ("seminorm", 0), ("gq-paper", 0),
                                                     (qj.DiscreteAdjoint(keep="states"), 1)], ids=str)  # fmt: skip
 def test_the_memory_between_the_passes_is_as_promised(gradient: Any, per_step: int) -> None:

@@ -180,7 +180,7 @@ def by_torchdiffeq(f: nn.Module, rtol: float) -> Tensor:
 @pytest.mark.parametrize(
     "make",
     cases(
-        [native(qj.Adjoint), native(qj.Seminorm), native(qj.GaussLegendre), by_torchdiffeq],
+        [native(qj.Adjoint), native(qj.Seminorm), native(qj.QuadratureAdjoint), by_torchdiffeq],
         failing=lambda make: True,
         reason="12.13 scipy_solver ignores the tolerances of the backward solve",
     ),

@@ -60,18 +60,18 @@ class Frontier:
                     (met if id(variable) in self.leaves else beyond)[id(variable)] = variable
         return list(met.values()), list(beyond.values())
 
-    def strangers(self, out: Tensor, y: Tensor) -> list[Tensor]:
-        """Leaves requiring grad, other than ``y``, that ``out`` depends on and that are not behind the frontier."""
-        return [x for x in self.explore(out)[1] if x is not y]
+    def strangers(self, out: Tensor, known: Sequence[Tensor]) -> list[Tensor]:
+        """Leaves requiring grad, none of ``known``, that ``out`` depends on and that are not behind the frontier."""
+        return [x for x in self.explore(out)[1] if not any(x is y for y in known)]
 
 
-def separate(tensors: Sequence[Tensor], others: Iterable[Tensor] = ()) -> list[Tensor]:
-    """The tensors, or the leaves behind them where one is computed from another or from one of ``others``.
+def separate(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors, or the leaves behind them where one is computed from another.
 
     A gradient in each of the result, passed on by autograd to what it was computed from, then counts nothing twice.
     """
-    everything = {id(x): x for x in (*others, *tensors)}
-    made = {x.grad_fn for x in everything.values() if x.grad_fn is not None}
+    everything = {id(x) for x in tensors}
+    made = {x.grad_fn for x in tensors if x.grad_fn is not None}
     for x in tensors:
         for node in upstream(x):
             if node is not x.grad_fn and (node in made or id(getattr(node, "variable", None)) in everything):

@@ -46,8 +46,10 @@ class Direct(Gradient):
 
     def apply(self, task: Task, y0: Tensor, first: First) -> Outcome:
         spec, before = task.spec, task.f.evaluations
-        start = first.graph.y if not y0.requires_grad else y0
-        integrator = spec.begin(start, Begun(spec.f, first, first.graph.out))
+        start = y0 if y0.requires_grad else first.graph.y
+        # The first evaluation was of another tensor where y0 is made to depend on the initial time.
+        flow = Begun(spec.f, first, first.graph.out) if start is first.graph.y else spec.f
+        integrator = spec.begin(start, flow)
         run = integrator.run(self._is_spent(task, first, before))
         task.count(run, task.f.evaluations - before)
         unused = [p for p in task.params if not any(p is x for x in first.met)]

@@ -50,7 +50,7 @@ class First:
 
         frontier = Frontier([*held, *(given or ())])
         graph, count = evaluate()
-        strangers = [weakref.ref(x) for x in frontier.strangers(graph.out, graph.y)]
+        strangers = [weakref.ref(x) for x in frontier.strangers(graph.out, (graph.y,))]
         if strangers:
             # Leaves that f made itself, as a copy of y to differentiate in, die with the graph and are no parameters.
             del graph
@@ -115,11 +115,10 @@ def _parameters(
         params = separate(asked)
         return tuple(params), tuple(x for x in met if any(x is p for p in params))
     own = distinct(f.parameters()) if isinstance(f, torch.nn.Module) else []
-    params = distinct([*own, *separate(distinct([*asked, *met], besides=own), own)])
+    params = separate(distinct([*own, *asked, *met]))
     return tuple(params), tuple(met)
 
 
-def distinct(tensors: Iterable[Tensor], besides: Sequence[Tensor] = ()) -> list[Tensor]:
-    """Those that require grad, each once, without those of ``besides``."""
-    known = {id(x) for x in besides}
-    return list({id(x): x for x in tensors if x.requires_grad and id(x) not in known}.values())
+def distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Those that require grad, each once."""
+    return list({id(x): x for x in tensors if x.requires_grad}.values())

@@ -163,8 +163,9 @@ class Crossing:
             return here.to(like)
         with torch.enable_grad():
             state = y.detach().requires_grad_()
-            _, own = Frontier([state, *self.params]).explore(self.value(here, state))
-        if not (y.requires_grad or own):
+            value = self.value(here, state)
+            _, own = Frontier([state, *self.params]).explore(value)
+        if not value.requires_grad or not (y.requires_grad or own):
             return here.to(like)
         self.slope = float(self.rate(here, y.detach()).detach())
         if self.slope == 0.0 or not math.isfinite(self.slope):

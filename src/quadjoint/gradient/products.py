@@ -94,11 +94,11 @@ class Products:
         self.watch(out, ys)
         return out
 
-    def watch(self, out: Tensor, y: Tensor) -> None:
-        """Note tensors that an evaluation depends on and that nobody has named."""
+    def watch(self, out: Tensor, *known: Tensor) -> None:
+        """Note tensors that an evaluation depends on and that nobody has named; ``known`` are the state and times."""
         if self.frontier is None or not out.requires_grad:
             return
-        found = self.frontier.strangers(out, y)
+        found = self.frontier.strangers(out, known)
         if found:
             self.strangers = [ref for ref in self.strangers if ref() is not None]
             self.strangers += [weakref.ref(x) for x in found]

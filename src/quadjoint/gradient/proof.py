@@ -33,7 +33,8 @@ class Proof:
                 "f gives other values in the backward pass than in the forward pass, so the gradient would be that of "
                 "another function. Something that it uses has changed since: a tensor that was changed in place, a "
                 "variable of a closure that now has another value (write lambda t, y, c=c: ...), a hook that was "
-                "removed, random numbers. Keep it until backward() has run, or use gradient='direct'."
+                "removed. Keep it until backward() has run, or use gradient='direct'. Or f draws random numbers: draw "
+                "them once, before the solve."
             )
 
 

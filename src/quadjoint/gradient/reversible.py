@@ -87,6 +87,8 @@ class Reversible(Gradient):
                 a = a + products.transpose(out, point, a_v)
                 v, a_v = memory.restarts.get(index, v), torch.zeros_like(y)
         _check_reconstruction(task.spec, y, memory.y0, memory.y)
+        if not all(bool(torch.isfinite(g).all()) for g in (a, *products.sums) if g is not None):
+            raise SolveError(_LOST)
         return Gradients(cotangents.at_start(a), products.finish())
 
 
@@ -106,6 +108,12 @@ class _Ending:
         self.y, self.v = step.y1, step.carry
 
 
+_LOST = (
+    "The gradient or the states that gradient='reversible' reconstructed are not finite: rounding has grown without "
+    "bound backwards in time. Use gradient='discrete' or 'direct', or a shorter interval."
+)
+
+
 def _check_reconstruction(spec: Spec, found: Tensor, y0: Tensor, end: Tensor) -> None:
     """Warn if the inverse steps did not lead back to the initial state, and refuse to go on if they led nowhere.
 
@@ -118,10 +126,7 @@ def _check_reconstruction(spec: Spec, found: Tensor, y0: Tensor, end: Tensor) ->
     allowed = max(rtol, 100 * torch.finfo(y0.dtype).eps) * size + atol
     distance = float(rms_norm(found - y0))
     if not math.isfinite(distance):
-        raise SolveError(
-            "The states that gradient='reversible' reconstructed are not finite: rounding has grown without bound "
-            "backwards in time. Use gradient='discrete' or 'direct', or a shorter interval."
-        )
+        raise SolveError(_LOST)
     if not distance <= allowed:
         warnings.warn(
             f"The states that gradient='reversible' reconstructed end {distance:.1e} away from y0, more than the "

@@ -15,7 +15,6 @@ J_i = df/dy(t_i, z_i). There is no backward tolerance, no rejected step, and no 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +23,13 @@ from torch import Tensor
 
 from quadjoint.errors import SolveError, nearest
 from quadjoint.gradient.base import Gradient, Gradients, Task
+from quadjoint.gradient.collocation.estimate import refine
+from quadjoint.gradient.collocation.memory import Trajectory
 from quadjoint.gradient.collocation.rule import CollocationRule, collocation_rule
 from quadjoint.gradient.collocation.sweep import Sweep
-from quadjoint.gradient.collocation.trajectory import Panel, Piece, piece_of
 from quadjoint.gradient.cotangents import Cotangents
-from quadjoint.gradient.first import Begun, First
+from quadjoint.gradient.first import First
 from quadjoint.gradient.products import Products
-from quadjoint.gradient.proof import Proof
 from quadjoint.solver.integrate import Integration
 from quadjoint.solver.spec import Spec
 
@@ -46,8 +45,11 @@ class GaussLegendre(Gradient):
 
     Args:
         nodes: in every accepted step; by default as many as the order p of the method needs, ceil((p + 1) / 2).
+        rtol: halve the panels, at first the accepted steps, until that changes the gradient by less than this part of
+            it. None trusts the steps of the forward solve.
         solve: "iterate" solves the equations of a step by products alone, for any state; "dense" all steps at once,
             for small samples that do not influence each other (which is checked); "auto" chooses.
+        max_states: keep at most so many states of the forward solve, and compute the others again.
         chunk: bytes of activations that may be kept for steps that are solved together.
 
     >>> import torch, quadjoint as qj
@@ -60,34 +62,56 @@ class GaussLegendre(Gradient):
     """
 
     nodes: int | None = None
+    rtol: float | None = None
     solve: str = "auto"
+    max_states: int | None = None
     chunk: int = CHUNK_BYTES
     name = "gq"
 
     def __post_init__(self) -> None:
-        if self.nodes is not None and self.nodes < 1:
-            raise ValueError(f"GaussLegendre needs at least one node a step; got nodes = {self.nodes}.")
+        if self.nodes is not None and not (isinstance(self.nodes, int) and self.nodes >= 1):
+            raise ValueError(f"GaussLegendre needs a number of nodes a step, at least one; got nodes = {self.nodes}.")
+        if self.rtol is not None and not self.rtol > 0:
+            raise ValueError(f"GaussLegendre needs rtol > 0; got {self.rtol}.")
         if self.solve not in SOLVES:
             raise ValueError(f"solve = {self.solve!r} is not known.{nearest(self.solve, SOLVES)}")
+        if self.max_states is not None and self.max_states < 1:
+            raise ValueError(f"max_states must be at least 1; got {self.max_states}.")
 
-    def recorder(self, task: Task, first: First | None) -> _Trajectory:
+    def check(self, spec: Spec) -> Spec:
+        if self.max_states is not None and not spec.solver.stepper.transposable:
+            raise ValueError(
+                "GaussLegendre(max_states=...) takes Runge-Kutta steps again; "
+                f"method {spec.solver.method!r} takes none."
+            )
+        return spec
+
+    def recorder(self, task: Task, first: First | None) -> Trajectory:
         assert first is not None
-        return _Trajectory(task, first)
+        return Trajectory(task, first, self.max_states)
 
     def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
-        products = Products(task)
         if not bool(torch.isfinite(cotangents.grads).all()):
             raise SolveError("The gradient of the loss has entries that are NaN or infinite; check the loss.")
         rule = collocation_rule(self.nodes or math.ceil((task.spec.solver.order + 1) / 2))
-        _prove(task, memory.pieces)
-        sweep = Sweep(task, products, cotangents, rule, _tolerance(task.spec))
-        panels = _panels(memory.pieces, run, cotangents)
-        if self._dense(task):
-            sweep.solve_dense(panels, size=self._together(task, memory, rule))
-        else:
-            sweep.iterate(panels)
-        task.stats.gradient_error = sweep.estimate.relative()
-        return Gradients(cotangents.at_start(sweep.a.view(task.f.shape)), products.finish())
+        event = run.event_time
+
+        def sweep(depth: int) -> tuple[Tensor, list[Tensor | None]]:
+            products = Products(task)
+            tolerance = _tolerance(task.spec) if self.rtol is None else min(_tolerance(task.spec), 0.1 * self.rtol)
+            going = Sweep(task, products, cotangents, rule, tolerance)
+            panels = memory.panels(task, event, cotangents, depth)
+            if self._dense(task):
+                going.solve_dense(panels, size=self._together(task, memory, rule))
+            else:
+                going.iterate(panels)
+            task.stats.gradient_error = going.estimate.relative()
+            return cotangents.at_start(going.a.view(task.f.shape)), products.finish()
+
+        if self.rtol is None:
+            return Gradients(*sweep(0))
+        a, sums, task.stats.gradient_error = refine(sweep, self.rtol, rule.q)
+        return Gradients(a, sums)
 
     def _dense(self, task: Task) -> bool:
         """Whether to try small systems: a product for every number of a sample instead of a few for any state."""
@@ -97,32 +121,11 @@ class GaussLegendre(Gradient):
         features = f.shape[-1] if f.shape else 1
         return features <= SMALL and not f.dtype.is_complex and f.shape.numel() > 0
 
-    def _together(self, task: Task, memory: _Trajectory, rule: CollocationRule) -> int:
+    def _together(self, task: Task, memory: Trajectory, rule: CollocationRule) -> int:
         """How many steps are solved at once."""
         rows = max(1, task.f.shape[:-1].numel()) if task.f.shape else 1
         by_bytes = self.chunk // max(1, rule.q * memory.activation_bytes)
         return max(1, min(by_bytes, ROWS // (rows * rule.q)))
-
-
-class _Trajectory:
-    """The accepted steps of the forward solve as polynomials."""
-
-    def __init__(self, task: Task, first: First) -> None:
-        self.flow = Begun(task.f, first, first.value)
-        self.activation_bytes = first.activation_bytes or 0
-        self.pieces: list[Piece] = []
-
-    def __call__(self, step: Any) -> None:
-        self.pieces.append(piece_of(step))
-
-
-def _panels(pieces: list[Piece], run: Integration, cotangents: Cotangents) -> Iterator[Panel]:
-    """One panel a step, last first; the last one ends at the event, if there was one."""
-    for n in range(len(pieces) - 1, -1, -1):
-        piece, high = pieces[n], 1.0
-        if n == len(pieces) - 1 and run.event_time is not None:
-            high = (run.event_time - piece.t0) / (piece.t1 - piece.t0)
-        yield Panel(n, piece, high=high, observations=cotangents.inside(n))
 
 
 def _tolerance(spec: Spec) -> float:
@@ -131,16 +134,3 @@ def _tolerance(spec: Spec) -> float:
     rtol = spec.solver.settings.rtol
     asked = (float(rtol.min()) if isinstance(rtol, Tensor) else float(rtol)) if spec.adaptive else 1e-7
     return max(10 * eps, 0.1 * min(asked, 1e-2))
-
-
-def _prove(task: Task, pieces: list[Piece]) -> None:
-    """Hold f against stages that the forward solve has stored, at both ends of the trajectory."""
-    proof = Proof(task)
-    for n in sorted({0, len(pieces) - 1} - {-1}):
-        piece = pieces[n]
-        start = piece.start()
-        if start is not None:
-            y, slope = start
-            task.stats.backward_evaluations += 1
-            proof.compare(task.f(piece.t0, y, piece.nudge[0]), slope, slope)
-    proof.conclude()

@@ -69,12 +69,12 @@ class PanelMaps:
 
 
 def agree(found: Tensor, true: Tensor, kappa: Tensor, jacobian: Tensor) -> Tensor:
-    """Whether products agree up to rounding, node by node: each is judged by its own size."""
+    """Whether products agree up to rounding: those of every node and sample are judged by their own size."""
     eps = torch.finfo(found.dtype).eps
     allowed = min(max(1e-9, 1e3 * eps), 0.1)
 
     def largest(x: Tensor) -> Tensor:
-        return x.abs().flatten(2).amax(-1)
+        return x.abs().flatten(3).amax(-1)
 
     size = torch.maximum(largest(true), largest(found))
     rounding = 1e2 * eps * largest(kappa) * largest(jacobian)

@@ -14,8 +14,8 @@ from quadjoint.gradient.base import Task
 from quadjoint.gradient.collocation.dense import PanelMaps, agree, jacobians
 from quadjoint.gradient.collocation.estimate import ErrorEstimate
 from quadjoint.gradient.collocation.iterate import Iteration, NotSolvedError, PanelSystem
+from quadjoint.gradient.collocation.panels import Panel, states_of
 from quadjoint.gradient.collocation.rule import CollocationRule
-from quadjoint.gradient.collocation.trajectory import Panel, states_of
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.products import Products
 

@@ -35,7 +35,7 @@ class StepRecord:
 
     def take(self, i: int) -> Graph | None:
         """The graph of stage i, if it was kept; it is used once and then freed."""
-        if self.graphs is None:
+        if self.graphs is None or i >= len(self.graphs):
             return None
         graph, self.graphs[i] = self.graphs[i], None
         return graph
@@ -93,23 +93,25 @@ class StepRecorder:
             self.stride *= 2
             self.states = {i: y for i, y in self.states.items() if i % self.stride == 0}
 
-    def backwards(self, replay: Callable[[StepRecord, Tensor], RungeKuttaStep], proof: Proof) -> Iterator[StepRecord]:
-        """The steps from last to first, each with its stage inputs, recomputing what was not kept.
+    def backwards(
+        self, replay: Callable[[StepRecord, Tensor], RungeKuttaStep], proof: Proof
+    ) -> Iterator[tuple[StepRecord, RungeKuttaStep | None]]:
+        """The steps from last to first, each with its stage inputs; those that were not kept as they are replayed.
 
         Between two kept states the steps are reversed recursively: with c states to spare, a run of n steps is split
         as in Griewank's binomial schedule ("Achieving logarithmic growth ...", 1992), so that the extra work grows
         with the logarithm of n as soon as c does. A replayed step must lead to the state that is kept behind it.
         """
         if self.stages:
-            yield from reversed(self.records)
+            yield from ((record, None) for record in reversed(self.records))
             return
         kept, end, behind = dict(self.states), len(self.records), self.end
 
-        def filled(record: StepRecord, y: Tensor) -> StepRecord:
+        def filled(record: StepRecord, y: Tensor) -> tuple[StepRecord, RungeKuttaStep]:
             step = replay(record, y)
             if record.index == end - 1 and behind is not None:
                 proof.compare(step.y1, behind, step.y1 - y)
-            return replace(record, inputs=step.inputs)
+            return replace(record, inputs=step.inputs), step
 
         for start in sorted(kept, reverse=True):
             spare = end - start if self.max_states is None else self.max_states - len(kept)
@@ -128,9 +130,9 @@ def _reverse(
     end: int,
     y: Tensor,
     spare: int,
-    filled: Callable[[StepRecord, Tensor], StepRecord],
+    filled: Callable[[StepRecord, Tensor], tuple[StepRecord, RungeKuttaStep]],
     advance: Callable[[StepRecord, Tensor], Tensor],
-) -> Iterator[StepRecord]:
+) -> Iterator[tuple[StepRecord, RungeKuttaStep]]:
     while end - start > 1:
         middle = start + _split(end - start, max(spare, 0))
         here = y

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,10 @@ def sweep(
     if deferred is not None:
         deferred.noted.clear()  # of a sweep that an exception has ended
     a, carried, behind = transposer.zero(), None, memory.end
-    for record in memory.backwards(partial(replay, task), proof):
+    for record, _ in memory.backwards(partial(replay, task), proof):
+        if transposer.needs_extension(record):
+            record = replace(record, stages=transposer.total)
+            record.inputs = replay(task, record, record.filled()[0]).inputs
         adjoints, weights, live = transposer.open(record, a, carried)
         inputs, ks = record.filled(), {}
         carried = None
@@ -92,7 +96,7 @@ def clock_sweep(task: Task, run: Integration, memory: StepRecorder, cotangents: 
     points, observed = task.spec.solver.points.detach(), observed.detach()
     grad_points, grad_observed = torch.zeros_like(points), torch.zeros_like(observed)
     a = torch.zeros_like(cotangents.grads[0])
-    for record in memory.backwards(partial(replay, task), proof):
+    for record, _ in memory.backwards(partial(replay, task), proof):
         n, (first, last) = record.index, cotangents.inside(record.index)
         y0, ends = record.filled()[0].detach().requires_grad_(), points[n : n + 2].clone().requires_grad_()
         times = observed[first:last].clone().requires_grad_()
@@ -100,7 +104,7 @@ def clock_sweep(task: Task, run: Integration, memory: StepRecorder, cotangents: 
         with torch.enable_grad(), products.aliases if products.aliases else NOTHING:
             step = stepper.step(task.f, record.t0, record.t1, y0, None, record.nudge, (ends[0], ends[1]))
             outs, grads = _observe(step, times, cotangents, first, last, a)
-        products.watch(step.y1, y0)
+        products.watch(step.y1, y0, ends, times)
         inputs = (y0, ends, times, *products.targets)
         found: Any = torch.autograd.grad(outs, inputs, grads, retain_graph=True, allow_unused=True)
         in_y, in_ends, in_times, *in_params = found

@@ -27,7 +27,9 @@ class Tape:
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:
         first, self.first = self.first, None
         if first is not None and not isinstance(t, Tensor) and t == first.t and nudge == first.nudge:
-            return self._keep(first.graph) if self.left and first.stands_alone() else first.value
+            # Its graph was recorded before ``within``.
+            alone = self.left and self.within is NOTHING and first.stands_alone()
+            return self._keep(first.graph) if alone else first.value
         if len(self.pending) >= self.left:
             return self.f(t, y, nudge)
         self.f.evaluations += 1

@@ -23,7 +23,7 @@ class StepTransposer:
         self.task, self.cotangents = task, cotangents
         self.method: RungeKutta = task.spec.solver.stepper
         tableau = self.method.tableau
-        total = tableau.stages + tableau.extra_stages
+        self.total = total = tableau.stages + tableau.extra_stages
         self.dtype, self.device = cotangents.grads.dtype, cotangents.grads.device
         # Row i: how stage input Y_i depends on (y0, k_0, ..., k_{i-1}), in units of h; then the end of the step.
         rows = np.zeros((total + 1, 1 + total))
@@ -40,6 +40,12 @@ class StepTransposer:
     def zero(self) -> Tensor:
         """The adjoint behind the last step."""
         return torch.zeros(self.task.f.shape.numel(), dtype=self.dtype, device=self.device)
+
+    def needs_extension(self, record: StepRecord) -> bool:
+        """Whether states inside the step were asked for that the forward solve had not evaluated its stages for."""
+        first, last = self.cotangents.inside(record.index)
+        inside = last > first and self.cotangents.times[first] != record.t1
+        return record.stages < self.total and inside
 
     def open(self, record: StepRecord, a: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor, list[bool]]:
         """Adjoints of a step before its own stages are transposed, its weights in h, and which stages matter so far."""

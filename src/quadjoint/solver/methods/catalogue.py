@@ -14,6 +14,7 @@ from quadjoint.errors import nearest
 from quadjoint.solver.control import AdaptiveControl, FreeControl, GridControl, StepSettings
 from quadjoint.solver.methods.adams import Adams
 from quadjoint.solver.methods.leapfrog import AsynchronousLeapfrog
+from quadjoint.solver.methods.refined import refined
 from quadjoint.solver.methods.runge_kutta import RungeKutta
 from quadjoint.solver.methods.scipy_solvers import Scipy
 from quadjoint.solver.methods.tableau import TABLEAUS
@@ -21,6 +22,7 @@ from quadjoint.solver.spec import Solver
 from quadjoint.solver.state import Layout
 
 RUNGE_KUTTA = {name: RungeKutta(tableau) for name, tableau in TABLEAUS.items()}
+REFINED = {name: RungeKutta(refined(TABLEAUS[name])) for name in ("dopri5", "tsit5")}
 LINEAR = {
     name: RungeKutta(tableau.linear(), RUNGE_KUTTA[name])
     for name, tableau in TABLEAUS.items()
@@ -99,10 +101,13 @@ def make_solver(method: str, options: dict[str, Any], rtol: Any, atol: Any, layo
 
 
 def _stepper(method: str, options: dict[str, Any], rtol: Any, atol: Any) -> Any:
-    interp = options.get("interp", "cubic")
-    if interp not in ("linear", "cubic"):
-        raise ValueError(f"options['interp'] must be 'linear' or 'cubic'; got {interp!r}.")
+    kinds = ("quartic", "quintic") if method in REFINED else ("cubic", "linear")
+    interp = options.get("interp", kinds[0])
+    if interp not in kinds:
+        raise ValueError(f"options['interp'] of {method!r} must be one of {', '.join(kinds)}; got {interp!r}.")
     linear = interp == "linear"
+    if interp == "quintic":
+        return REFINED[method]
     if method in RUNGE_KUTTA:
         return LINEAR[method] if linear and method in LINEAR else RUNGE_KUTTA[method]
     if method == "alf":
@@ -118,7 +123,8 @@ def known_options(method: str) -> set[str]:
     if method == "alf":
         return _COMMON | _ADAPTIVE | {"eta", "step_size"}
     if method in RUNGE_KUTTA:
-        return _COMMON | (_ADAPTIVE if RUNGE_KUTTA[method].adaptive else _FIXED)
+        own = {"interp"} if method in REFINED else set()
+        return _COMMON | own | (_ADAPTIVE if RUNGE_KUTTA[method].adaptive else _FIXED)
     return _COMMON | _FIXED | _ADAMS
 
 

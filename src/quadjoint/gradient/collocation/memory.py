@@ -1,0 +1,74 @@
+"""What is kept of the forward solve: its continuous solution, or states to compute it from again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from quadjoint.gradient.base import Task
+from quadjoint.gradient.collocation.panels import Panel, Piece, piece_of
+from quadjoint.gradient.cotangents import Cotangents
+from quadjoint.gradient.discrete.checkpoints import StepRecorder
+from quadjoint.gradient.discrete.sweep import replay
+from quadjoint.gradient.discrete.tape import Tape
+from quadjoint.gradient.first import First
+from quadjoint.gradient.proof import Proof
+
+
+class Trajectory:
+    """The accepted steps of the forward solve, as polynomials or, with ``max_states``, as checkpoints."""
+
+    def __init__(self, task: Task, first: First, max_states: int | None) -> None:
+        self.flow = Tape(task.f, first)
+        self.activation_bytes = first.activation_bytes or 0
+        self.pieces: list[Piece] = []
+        self.checkpoints = None if max_states is None else StepRecorder(self.flow, stages=False, max_states=max_states)
+
+    def __call__(self, step: Any) -> None:
+        if self.checkpoints is None:
+            self.pieces.append(piece_of(step))
+        else:
+            self.checkpoints(step)
+
+    def panels(self, task: Task, event: float | None, cotangents: Cotangents, depth: int) -> Iterator[Panel]:
+        """Panels from last to first, 2**depth in every step; the last one ends at the event, if there was one."""
+        proof = Proof(task)
+        pieces = self._proven(task, proof) if self.checkpoints is None else self._replayed(task, proof)
+        last = True
+        for n, piece in pieces:
+            high = 1.0
+            if last and event is not None:
+                high = (event - piece.t0) / (piece.t1 - piece.t0)
+            last = False
+            yield from _divided(Panel(n, piece, high=high, observations=cotangents.inside(n)), cotangents, depth)
+        proof.conclude()
+
+    def _proven(self, task: Task, proof: Proof) -> Iterator[tuple[int, Piece]]:
+        """The pieces that were kept; f is held against stages of the forward solve at both ends of them."""
+        for n in sorted({0, len(self.pieces) - 1} - {-1}):
+            piece = self.pieces[n]
+            start = piece.start()
+            if start is not None:
+                y, slope = start
+                task.stats.backward_evaluations += 1
+                proof.compare(task.f(piece.t0, y, piece.nudge[0]), slope, slope)
+        proof.conclude()
+        yield from zip(range(len(self.pieces) - 1, -1, -1), reversed(self.pieces), strict=True)
+
+    def _replayed(self, task: Task, proof: Proof) -> Iterator[tuple[int, Piece]]:
+        """Steps taken again from checkpoints, with the stages of the continuous extension."""
+        assert self.checkpoints is not None
+        for record, step in self.checkpoints.backwards(partial(replay, task), proof):
+            before = task.f.evaluations
+            piece = piece_of(step)
+            task.stats.backward_evaluations += task.f.evaluations - before
+            yield record.index, piece
+
+
+def _divided(panel: Panel, cotangents: Cotangents, depth: int) -> Iterator[Panel]:
+    if depth == 0:
+        yield panel
+        return
+    for half in panel.halves(cotangents.times):
+        yield from _divided(half, cotangents, depth - 1)

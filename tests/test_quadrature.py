@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,3 +90,18 @@ def test_settings_that_make_no_sense_are_refused_in_words() -> None:
         qj.Heuristic(c=-0.1)
     with pytest.raises(ValueError, match="max_nodes >= 1"):
         qj.Heuristic(max_nodes=0)
+
+
+@pytest.mark.parametrize("rule", [gauss_legendre(1), gauss_legendre(7), gauss_legendre(64)])
+def test_weights_are_positive_nodes_symmetric_and_inside(rule: Rule) -> None:
+    nodes, weights = rule
+    assert (weights > 0).all()
+    assert weights.sum() == pytest.approx(2.0, abs=1e-13)
+    assert np.abs(nodes).max() < 1.0
+    assert np.allclose(np.sort(nodes), np.sort(-nodes), atol=1e-14)
+
+
+def test_cached_rules_cannot_be_changed_by_their_users() -> None:
+    for array in gauss_legendre(4):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0.0

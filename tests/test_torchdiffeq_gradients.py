@@ -99,7 +99,7 @@ def test_gradient_argument_selects_any_method(gradient: Any) -> None:
 
     tight = relative_error()
     assert tight < (1e-2 if gradient == "gq-paper" else 1e-5)
-    if gradient in ("adjoint", "seminorm", "gq") or isinstance(gradient, qj.Gradient):
+    if gradient in ("adjoint", "seminorm") or isinstance(gradient, qj.Gradient):
         # torchdiffeq's tolerances and method of the backward solve apply.
         assert relative_error(adjoint_rtol=1e-2, adjoint_atol=1e-2) > 3 * tight
         assert relative_error(adjoint_method="euler", adjoint_options={"step_size": 0.05}) > 1e-3

@@ -143,8 +143,9 @@ def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -
         if first is not None and wanted:
             task = replace(task, params=first.params)
             how = _chosen(how, task, first)
-            spec = how.check(spec)
-            task = replace(task, spec=spec)
+            how.check(spec)
+        spec = how.adapted(spec)
+        task = replace(task, spec=spec)
         flow = Flow(spec.f, y, task.snapshot, task.stats)
         # Gradients in the times come from the flow at the observations, unless a fixed grid carries them.
         by_flow = t.requires_grad and wanted and not (how.exact_clock and spec.solver.points is not None)
@@ -189,10 +190,9 @@ def _first(task: Task, y: Tensor, params: Sequence[Tensor] | None) -> First | No
 
 
 def _forward(task: Task, y: Tensor, first: First | None) -> Outcome:
-    """Solve, with nothing to be differentiated."""
+    """Solve, with nothing to be differentiated as far as the first evaluation shows; autograd sees what comes later."""
     task.stats.reason = "no gradient is needed"
     before = task.f.evaluations
-    with torch.no_grad():
-        run = task.spec.begin(y, None if first is None else Begun(task.f, first, first.value)).run()
+    run = task.spec.begin(y, None if first is None else Begun(task.f, first, first.value)).run()
     task.count(run, task.f.evaluations - before)
     return Outcome(run.ys, run.event_time, [Part(run.steps)])

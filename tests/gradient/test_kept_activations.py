@@ -147,7 +147,7 @@ def test_weight_gradients_of_many_stages_are_one_product() -> None:
     f, y0 = Plain().double(), normal(5, 3)
     stats, _ = gradients(f, y0, qj.DiscreteAdjoint(mode="stacked"))
     assert stats.vjp_state > 10
-    assert stats.vjp_params == 2
+    assert stats.vjp_params == 3  # that of the first evaluation, which is measured, is made at once
 
 
 @pytest.mark.parametrize("mode", ["joint", "stacked"])

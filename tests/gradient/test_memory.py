@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 
 import pytest
-import torch
 
 import quadjoint as qj
 from gradient.helpers import ALL, LiveMemory, Network, normal, times
@@ -97,19 +96,3 @@ def test_the_forward_solve_is_freed_by_backward(how: str | qj.Gradient) -> None:
         assert memory.now < STATE_BYTES
     finally:
         gc.enable()
-
-
-def test_error_control_does_not_keep_a_gradient_for_every_panel() -> None:
-    f = Network(2, 512)
-    parameter_bytes = sum(p.numel() * p.element_size() for p in f.parameters())
-    how = qj.GaussLegendre(rtol=1e-4)
-
-    def at(steps: int) -> int:
-        with LiveMemory() as memory:
-            ys = qj.odeint(
-                f, normal(1, 2), times(0.0, 1.0), method="rk4", gradient=how, options={"step_size": 1 / steps}
-            )
-            torch.autograd.grad(ys[-1].sum(), list(f.parameters()))
-        return memory.peak
-
-    assert at(32) - at(8) < 2 * parameter_bytes

@@ -2,128 +2,41 @@
 
 from __future__ import annotations
 
-import functools
-import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from quadjoint.solver.problem import Only, find_parameters
-from torch import Tensor, nn
+from quadjoint.solver.problem import Only
+from torch import Tensor
 
 import quadjoint as qj
 from gradient.helpers import ALL, TIGHT, Network, loss, normal, relative, times
-from quadjoint.autograd.leaves import reachable
-from quadjoint.solver.dynamics import Dynamics
 
 T = times(0.0, 0.5, 1.0)
-GLOBAL = normal(3, seed=7).requires_grad_()
-SPACE = types.SimpleNamespace(late=GLOBAL, other=normal(3).requires_grad_())
 
 
 def tensor(seed: int = 0) -> Tensor:
     return normal(3, seed=seed).requires_grad_()
 
 
-def names_a_global(t: Tensor, y: Tensor) -> Tensor:
-    return torch.tanh(y) * (GLOBAL if t > 0.5 else 1.0)
-
-
-class Late(nn.Module):
-    """Two networks of which a method uses one, and that only at late times; the other belongs to something else."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.other = Network(seed=1), Network(seed=2)
-
-    def field(self, t: Tensor, y: Tensor) -> Tensor:
-        return self.helper(t, y) if t > 0.5 else -y
-
-    def helper(self, t: Tensor, y: Tensor) -> Tensor:
-        return self.used(t, y)
-
-
-class CallableObject:
-    def __init__(self, w: Tensor) -> None:
-        self.w, self.other = w, tensor(9)
-
-    def __call__(self, t: Tensor, y: Tensor) -> Tensor:
-        return -y + (self.w if t > 0.5 else 0.0)
-
-
-def cases() -> dict[str, tuple[Callable[..., Tensor], list[Tensor]]]:
-    """Functions that use a tensor only at late times, and what should be found."""
-    w, v, late, net = tensor(1), tensor(2), Late(), Network()
-    held, table = types.SimpleNamespace(w=w, v=v), {"w": [w, (v,)]}
-
-    def cell(t: Tensor, y: Tensor) -> Tensor:
-        return -y + (w if t > 0.5 else 0.0)
-
-    def default(t: Tensor, y: Tensor, b: Tensor = w) -> Tensor:
-        return -y + (b if t > 0.5 else 0.0)
-
-    def with_weight(b: Tensor, t: Tensor, y: Tensor) -> Tensor:
-        return -y + (b if t > 0.5 else 0.0)
-
-    def attribute(t: Tensor, y: Tensor) -> Tensor:
-        return -y + (held.w if t > 0.5 else 0.0)
-
-    def container(t: Tensor, y: Tensor) -> Tensor:
-        return -y + (table["w"][0] * table["w"][1][0] if t > 0.5 else 0.0)
-
-    def inner(t: Tensor, y: Tensor) -> Tensor:
-        return (lambda: -y + (w if t > 0.5 else 0.0))()
-
-    def computed(t: Tensor, y: Tensor) -> Tensor:
-        return -y + (product if t > 0.5 else 0.0)
-
-    product = w * v
-    return {
-        "closure": (cell, [w]),
-        "default": (default, [w]),
-        "partial": (functools.partial(with_weight, w), [w]),
-        "attribute": (attribute, [w]),
-        "container": (container, [w, v]),
-        "inner function": (inner, [w]),
-        "computed before": (computed, [w, v]),
-        "function in a function": (lambda t, y: cell(t, y), [w]),
-        "method": (late.field, list(late.used.parameters())),
-        "method in a function": (lambda t, y: late.field(t, y), list(late.used.parameters())),
-        "module in a function": (lambda t, y: net(t, y) if t > 0.5 else -y, list(net.parameters())),
-        "attribute of a module": (
-            lambda t, y: late.used(t, y) if t > 0.5 else -y,
-            list(late.used.parameters()),
-        ),
-        "callable object": (CallableObject(w), [w]),
-        "global": (names_a_global, [GLOBAL]),
-        "attribute of a global": (lambda t, y: -y + (SPACE.late if t > 0.5 else 0.0), [GLOBAL]),
-    }
-
-
-@pytest.mark.parametrize("name", cases())
-def test_tensors_that_are_used_late_are_found(name: str) -> None:
-    f, expected = cases()[name]
-    y0 = normal(2, 3)
-    assert {id(p) for p in reachable(f)} >= {id(p) for p in expected}
-    found = find_parameters(f, Dynamics(f, y0), 0.0, y0)
-    assert len(found) == len(expected)
-    f, expected = cases()[name]
-    ys = qj.odeint(f, y0, T, gradient="discrete", **TIGHT)
-    given = torch.autograd.grad(loss(ys), expected)
-    exact = torch.autograd.grad(loss(qj.odeint(f, y0, T, gradient="direct", **TIGHT)), expected)
-    assert relative(given, exact) < 1e-6
+def parameters(f: Callable[..., Any], y0: Tensor, given: Sequence[Tensor] | None = None) -> tuple[Tensor, ...]:
+    """What a solve would be differentiated in."""
+    arranged = arrange(
+        f, y0, T, method="dopri5", rtol=1e-3, atol=1e-3, options=None, event_fn=None, compile=False, exact_clock=False
+    )
+    return First.record(arranged.spec, arranged.y0, Snapshot(f, y0.device), given).params
 
 
 @pytest.mark.filterwarnings("ignore:The dynamics function cannot be evaluated as a stack:quadjoint.QuadjointWarning")
 @pytest.mark.parametrize("how", ALL)
-def test_a_second_network_that_takes_over_later_is_differentiated(how: str) -> None:
+def test_a_second_network_that_takes_over_later_and_is_named_is_differentiated(how: str) -> None:
     first, second, y0 = Network(seed=1), Network(seed=2), normal(4, 3)
     wrt = [*first.parameters(), *second.parameters()]
 
     def found(how: str) -> list[Tensor]:
         ys = qj.odeint(lambda t, y: first(t, y) if t < 0.5 else second(t, y), y0, T, gradient=how,
-                       options={"jump_t": times(0.5)}, **TIGHT)  # fmt: skip
+                       options={"jump_t": times(0.5)}, params=list(second.parameters()), **TIGHT)  # fmt: skip
         return list(torch.autograd.grad(loss(ys), wrt))
 
     assert relative(found(how), found("direct")) < (1e-3 if how == "gq-paper" else 1e-5)
@@ -142,9 +55,8 @@ def test_copies_of_the_state_are_no_parameters() -> None:
             return torch.autograd.grad((w * x).square().sum(), x, create_graph=True)[0] - y
 
     for f in (by_itself, in_a_copy):
-        for dynamics in (Dynamics(f, y0), Dynamics(f, y0)):
-            for _ in range(2):
-                assert [id(p) for p in find_parameters(f, dynamics, 0.0, y0)] == [id(w)]
+        for _ in range(2):
+            assert [id(p) for p in parameters(f, y0)] == [id(w)]
 
 
 @pytest.mark.parametrize("how", ALL)
@@ -192,5 +104,5 @@ def test_params_come_besides_the_parameters_of_a_module_whatever_the_method(how:
 def test_only_means_no_others() -> None:
     f, y0 = Network(), normal(4, 3)
     weight = f.net[0].weight
-    assert find_parameters(f, Dynamics(f, y0), 0.0, y0, Only([weight])) == (weight,)
-    assert find_parameters(f, Dynamics(f, y0), 0.0, y0, Only()) == ()
+    assert parameters(f, y0, Only([weight])) == (weight,)
+    assert parameters(f, y0, Only()) == ()

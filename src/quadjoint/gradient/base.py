@@ -88,8 +88,11 @@ class Gradient:
     exact_clock: ClassVar[bool] = False  # differentiates a fixed grid exactly in its times
     needs_observations: ClassVar[bool] = False  # in the backward pass, so that they must not be changed before
 
-    def check(self, spec: Spec) -> Spec:
-        """The solve as this method needs it; an error in words if it cannot be differentiated by this method."""
+    def check(self, spec: Spec) -> None:
+        """Refuse in words a solve that this method cannot differentiate."""
+
+    def adapted(self, spec: Spec) -> Spec:
+        """The solve as this method needs it."""
         return spec
 
     def apply(self, task: Task, y0: Tensor, first: First) -> Outcome:

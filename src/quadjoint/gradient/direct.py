@@ -36,13 +36,12 @@ class Direct(Gradient):
     name = "direct"
     exact_clock = True
 
-    def check(self, spec: Spec) -> Spec:
+    def check(self, spec: Spec) -> None:
         if spec.solver.method == "scipy_solver":
             raise ValueError(
                 "gradient='direct' cannot record the steps of method 'scipy_solver'; use gradient='gq' or 'adjoint', "
                 "or solve under torch.no_grad()."
             )
-        return spec
 
     def apply(self, task: Task, y0: Tensor, first: First) -> Outcome:
         spec, before = task.spec, task.f.evaluations

@@ -37,7 +37,7 @@ class Reversible(Gradient):
 
     name = "reversible"
 
-    def check(self, spec: Spec) -> Spec:
+    def check(self, spec: Spec) -> None:
         solver = spec.solver
         if solver.method != "alf":
             raise ValueError(
@@ -45,15 +45,17 @@ class Reversible(Gradient):
             )
         if spec.event is not None:
             raise ValueError("gradient='reversible' does not support events; use gradient='direct'.")
-        times = spec.times()
-        if solver.grid is None:
-            # Land on every observation: interpolated ones would need states inside steps.
-            return replace(spec, solver=solver.with_settings(step_t=(*solver.settings.step_t, *times)))
-        if not set(times) <= set(solver.grid):
+        if solver.grid is not None and not set(spec.times()) <= set(solver.grid):
             raise ValueError(
                 "gradient='reversible' with options['step_size'] needs every observation time on the grid."
             )
-        return spec
+
+    def adapted(self, spec: Spec) -> Spec:
+        """Land on every observation: interpolated ones would need states inside steps."""
+        solver = spec.solver
+        if solver.method != "alf" or solver.grid is not None or spec.event is not None:
+            return spec
+        return replace(spec, solver=solver.with_settings(step_t=(*solver.settings.step_t, *spec.times())))
 
     def recorder(self, task: Task, first: First | None) -> _Ending:
         assert first is not None

@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,7 +45,9 @@ class GaussLegendre(Gradient):
     """The gradient of the ODE itself, by Gauss-Legendre collocation on the steps of the forward solve.
 
     Args:
-        nodes: in every accepted step; by default as many as the order p of the method needs, ceil((p + 1) / 2).
+        nodes: in every accepted step; by default as many as the order p of the method needs, ceil((p + 1) / 2). Inside
+            of a step collocation is less accurate than at its end: observations there get a few nodes more at
+            tolerances below 1e-5.
         rtol: halve the panels, at first the accepted steps, until that changes the gradient by less than this part of
             it. None trusts the steps of the forward solve.
         solve: "iterate" solves the equations of a step by products alone, for any state; "dense" all steps at once,
@@ -78,13 +81,12 @@ class GaussLegendre(Gradient):
         if self.max_states is not None and self.max_states < 1:
             raise ValueError(f"max_states must be at least 1; got {self.max_states}.")
 
-    def check(self, spec: Spec) -> Spec:
+    def check(self, spec: Spec) -> None:
         if self.max_states is not None and not spec.solver.stepper.transposable:
             raise ValueError(
                 "GaussLegendre(max_states=...) takes Runge-Kutta steps again; "
                 f"method {spec.solver.method!r} takes none."
             )
-        return spec
 
     def recorder(self, task: Task, first: First | None) -> Trajectory:
         assert first is not None
@@ -93,7 +95,7 @@ class GaussLegendre(Gradient):
     def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
         if not bool(torch.isfinite(cotangents.grads).all()):
             raise SolveError("The gradient of the loss has entries that are NaN or infinite; check the loss.")
-        rule = collocation_rule(self.nodes or math.ceil((task.spec.solver.order + 1) / 2))
+        rule = collocation_rule(self.nodes or _nodes(task.spec, cotangents))
         event = run.event_time
 
         def sweep(depth: int) -> tuple[Tensor, list[Tensor | None]]:
@@ -128,9 +130,22 @@ class GaussLegendre(Gradient):
         return max(1, min(by_bytes, ROWS // (rows * rule.q)))
 
 
+def _nodes(spec: Spec, cotangents: Cotangents) -> int:
+    """Nodes a step: of order 2 q at its end, of order q + 1 inside of it."""
+    q = math.ceil((spec.solver.order + 1) / 2)
+    inside = not np.isin(cotangents.keys, cotangents.ends).all()
+    if not inside or _asked(spec) >= 1e-5:
+        return q
+    tableau = getattr(spec.solver.smooth, "tableau", None)
+    return max(q, q + 1 if tableau is None else tableau.dense_order)
+
+
+def _asked(spec: Spec) -> float:
+    """The relative tolerance of the forward solve; a fixed grid has none, and is taken for a fine one."""
+    rtol = spec.solver.settings.rtol
+    return (float(rtol.min()) if isinstance(rtol, Tensor) else float(rtol)) if spec.adaptive else 1e-8
+
+
 def _tolerance(spec: Spec) -> float:
     """To which relative error the equations of a step are iterated: well below that of the forward solve."""
-    eps = torch.finfo(spec.f.dtype).eps
-    rtol = spec.solver.settings.rtol
-    asked = (float(rtol.min()) if isinstance(rtol, Tensor) else float(rtol)) if spec.adaptive else 1e-7
-    return max(10 * eps, 0.1 * min(asked, 1e-2))
+    return max(10 * torch.finfo(spec.f.dtype).eps, 0.03 * min(_asked(spec), 1e-2))

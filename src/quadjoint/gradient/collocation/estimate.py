@@ -27,8 +27,8 @@ class ErrorEstimate:
     def __init__(self, rule: CollocationRule) -> None:
         self.rule, q = rule, rule.q
         falls = math.prod((2 * q - 3) / (2 * n - 1) for n in range(q, 2 * q + 1)) if q > 1 else 1.0
-        factorial = math.factorial
-        self.constant = falls * factorial(4 * q) * factorial(q) ** 4 / (factorial(2 * q) ** 4 * (2 * q + 1))
+        logarithm = math.lgamma(4 * q + 1) + 4 * math.lgamma(q + 1) - 4 * math.lgamma(2 * q + 1)
+        self.constant = falls * math.exp(logarithm) / (2 * q + 1)
         self.total: Tensor | None = None
 
     def add(self, mu: Tensor, a: Tensor) -> None:

@@ -46,8 +46,7 @@ class Trajectory:
 
     def _proven(self, task: Task, proof: Proof) -> Iterator[tuple[int, Piece]]:
         """The pieces that were kept; f is held against stages of the forward solve at both ends of them."""
-        for n in sorted({0, len(self.pieces) - 1} - {-1}):
-            piece = self.pieces[n]
+        for piece in {id(piece): piece for piece in (*self.pieces[:1], *self.pieces[-1:])}.values():
             start = piece.start()
             if start is not None:
                 y, slope = start

@@ -75,14 +75,13 @@ class DiscreteAdjoint(Gradient):
         if self.activations < 0:
             raise ValueError(f"activations are bytes, at least 0; got {self.activations}.")
 
-    def check(self, spec: Spec) -> Spec:
+    def check(self, spec: Spec) -> None:
         if not spec.solver.stepper.transposable:
             others = "'gq' or 'adjoint'" if spec.solver.method == "scipy_solver" else "'direct', 'gq' or 'adjoint'"
             raise ValueError(
                 f"gradient='discrete' transposes Runge-Kutta steps, which method {spec.solver.method!r} does not take; "
                 f"use gradient={others}."
             )
-        return spec
 
     def recorder(self, task: Task, first: First | None) -> _Memory:
         stages = self.keep == "stages" and self.max_states is None and task.spec.solver.stepper.keeps_inputs
@@ -94,7 +93,9 @@ class DiscreteAdjoint(Gradient):
             allowed = self.activations if self.memory_limit is None else self.memory_limit // 2
             if first.activation_bytes is not None:
                 left = allowed // max(1, first.activation_bytes)
-        flow = Tape(task.f, first, left=left, within=aliases if aliases else deferred or NOTHING)
+        within = aliases if aliases else deferred or NOTHING
+        # The first evaluation was recorded without aliases.
+        flow = Tape(task.f, first, left=left, within=within, keep_first=not aliases)
         states = None if self.memory_limit is None else self.memory_limit // (2 if left else 1)
         return _Memory(flow, stages, self.max_states, states, aliases, deferred)
 

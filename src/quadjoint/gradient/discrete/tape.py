@@ -19,17 +19,22 @@ class Tape:
     """
 
     def __init__(
-        self, f: Dynamics, first: First | None, *, left: int = 0, within: AbstractContextManager[Any] = NOTHING
+        self,
+        f: Dynamics,
+        first: First | None,
+        *,
+        left: int = 0,
+        within: AbstractContextManager[Any] = NOTHING,
+        keep_first: bool = False,
     ) -> None:
-        self.f, self.first, self.left, self.within = f, first, left, within
+        self.f, self.first, self.left, self.within, self.keep_first = f, first, left, within, keep_first
         self.pending: dict[int, tuple[Tensor, Graph]] = {}  # by the identity of what the solver has received
 
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:
         first, self.first = self.first, None
         if first is not None and not isinstance(t, Tensor) and t == first.t and nudge == first.nudge:
-            # Its graph was recorded before ``within``.
-            alone = self.left and self.within is NOTHING and first.stands_alone()
-            return self._keep(first.graph) if alone else first.value
+            kept = self.keep_first and self.left and first.stands_alone()
+            return self._keep(first.graph) if kept else first.value
         if len(self.pending) >= self.left:
             return self.f(t, y, nudge)
         self.f.evaluations += 1

@@ -203,13 +203,13 @@ def failures(tests: list[Record]) -> str:
 
 
 def commit(folder: Path) -> str:
-    """The commit that a folder is a checkout of."""
+    """The commit that a folder is a checkout of, and whether its Python files were changed since."""
     git = ["git", "-C", str(folder)]
     done = subprocess.run([*git, "rev-parse", "--show-toplevel", "HEAD"], capture_output=True, text=True)
     top, _, head = done.stdout.strip().partition("\n")
     if done.returncode or Path(top).resolve() != folder:
         return "an unknown commit"
-    changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], capture_output=True).returncode
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "*.py"], capture_output=True).returncode
     return f"{head} with changes" if changed else head
 
 

@@ -226,8 +226,8 @@ def main() -> None:
     if arguments.library:
         result: Any = run_tests(checkout, arguments.library)
     else:
-        tests = merge(run_apart(checkout))
         commits = {"torchdiffeq": commit(checkout), "quadjoint": commit(ROOT)}
+        tests = merge(run_apart(checkout))
         result = {"commits": commits, "tests": tests}
         print(", ".join(f"{library} at {head}" for library, head in commits.items()))
         print("\n".join(["", by_test(tests), by_method(tests), failures(tests)]))

@@ -216,8 +216,8 @@ def _say_uncalled_backwards(func: Callable[..., Any]) -> None:
     names = [f"{name}_adjoint" for name in _CALLBACKS if hasattr(func, f"{name}_adjoint")]
     if names:
         message = (
-            f"{', '.join(names)} will not be called: the backward pass has no callbacks. The figures of a solution "
-            "of quadjoint.solve, its stats, count the steps and evaluations of the backward pass."
+            f"{', '.join(names)} will not be called: the backward pass has no callbacks. What it costs is counted in "
+            "quadjoint.solve(...).stats.backward_evaluations."
         )
         warn_once(f"callbacks backwards {names}", message)
 

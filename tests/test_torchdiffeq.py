@@ -237,8 +237,6 @@ def test_options_of_another_method_are_ignored_and_mentioned() -> None:
     with pytest.warns(qj.QuadjointWarning, match=r"\['step_size'\] have no effect with method 'dopri5'"):
         ys = dropin.odeint(problem, problem.y0, TIMES, options={"step_size": 0.1})
     assert problems.error(ys, problem.exact(problem.y0, TIMES)) < 1e-6
-    with pytest.raises(ValueError, match=r"options\['first_stp'\].*Did you mean 'first_step'"):
-        dropin.odeint(problem, problem.y0, TIMES, options={"first_stp": 0.1})
 
 
 def test_the_limit_on_steps_counts_between_outputs() -> None:

@@ -6,7 +6,8 @@ A program written for torchdiffeq 0.2 runs with one line changed::
 
 Signatures, option names, defaults and shapes are torchdiffeq's. What differs: bad input is refused in words,
 gradients flow through event times by themselves, parameters of plain callables are found, and ``odeint_adjoint``
-differentiates Runge-Kutta solves exactly instead of solving a second ODE.
+differentiates Runge-Kutta solves exactly instead of solving a second ODE. Options and callbacks that a method does not
+have are ignored with a warning, as in torchdiffeq.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from quadjoint import ode
-from quadjoint.errors import warn_once
+from quadjoint.errors import nearest, warn_once
 from quadjoint.gradient import ContinuousAdjoint, Gradient, resolve
 from quadjoint.gradient.continuous.integral import InState
 from quadjoint.gradient.first import Only
@@ -30,7 +31,7 @@ from quadjoint.solver.state import Layout, State
 __all__ = ["odeint", "odeint_adjoint", "odeint_dense", "odeint_event"]
 
 _NO_LIMIT = 2**31 - 1
-_ADJOINT_CALLBACKS = ("callback_step_adjoint", "callback_accept_step_adjoint", "callback_reject_step_adjoint")
+_CALLBACKS = ("callback_step", "callback_accept_step", "callback_reject_step")
 
 
 def odeint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any = 1e-7, atol: Any = 1e-9,
@@ -89,13 +90,18 @@ def odeint_adjoint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any 
         "adjoint_options": bool(adjoint_options),
     }
     if isinstance(how, ContinuousAdjoint):
-        other_method = adjoint_method if adjoint_method != method else None
-        how = _with_settings(how, adjoint_rtol, adjoint_atol, other_method, adjoint_options, y0)
+        how = _with_settings(
+            how,
+            y0,
+            rtol=adjoint_rtol,
+            atol=adjoint_atol,
+            forward_method=method,
+            method=adjoint_method or method,
+            options=adjoint_options,
+        )
     else:
         _say_unused(how, [name for name, differs in told.items() if differs])
-    callbacks = [name for name in _ADJOINT_CALLBACKS if hasattr(func, name)]
-    if callbacks:
-        _say_unused(how, callbacks)
+    _say_uncalled_backwards(func)
     params = None if adjoint_params is None else Only(adjoint_params)
     return _solve(func, y0, t, rtol, atol, method, options, event_fn, how, params)
 
@@ -134,6 +140,7 @@ def odeint_dense(func: Callable[..., Any], y0: State, t0: Tensor | float, t1: Te
     method = method or "dopri5"
     t = torch.stack(ends)
     how = "gq" if method == "scipy_solver" else "direct"
+    _say_unjudged(func, method)
     return ode.solve(
         func, y0, t, rtol=_tolerance(rtol, y0), atol=_tolerance(atol, y0), method=method, gradient=how,
         options=_options(method, options, t, None),
@@ -145,6 +152,7 @@ def _solve(func: Callable[..., Any], y0: State, t: Tensor, rtol: Any, atol: Any,
            params: tuple[Tensor, ...] | None) -> Any:  # fmt: skip
     if isinstance(t, Tensor) and t.ndim != 1:
         raise ValueError(f"t must be one dimensional; got shape {tuple(t.shape)}.")
+    _say_unjudged(func, method)
     return ode.odeint(
         func, y0, t, rtol=_tolerance(rtol, y0), atol=_tolerance(atol, y0), method=method, event_fn=event_fn,
         gradient=how, options=_options(method, options, t, event_fn), params=params,
@@ -152,19 +160,13 @@ def _solve(func: Callable[..., Any], y0: State, t: Tensor, rtol: Any, atol: Any,
 
 
 def _options(method: str, options: dict[str, Any] | None, t: Any, event_fn: Any) -> dict[str, Any]:
-    """torchdiffeq's options and defaults as quadjoint's.
-
-    What torchdiffeq ignores with a warning (an option of another method) is ignored with a warning; a name that no
-    method knows is refused further down.
-    """
-    options = dict(options or {})
-    if method not in catalogue.METHODS:
-        return options  # the solve will say what is wrong
-    anywhere = {*known_options("dopri5"), *known_options("implicit_adams"), "solver", "grid_points", "eps"}
-    if method == "scipy_solver":
-        return _without(method, options, anywhere - {"solver", "min_step", "max_step", "max_num_steps"})
-    options = _without(method, options, anywhere - known_options(method))
-    if method == "alf" or (method in RUNGE_KUTTA and RUNGE_KUTTA[method].adaptive):
+    """torchdiffeq's options and defaults as quadjoint's."""
+    if not isinstance(options, dict | None):
+        raise TypeError(f"options must be a dict; got {type(options).__name__}.")
+    options = _known(method, options or {})
+    if method not in catalogue.METHODS or method == "scipy_solver":
+        return options
+    if _is_adaptive(method):
         # torchdiffeq counts the steps between two outputs.
         intervals = max(1, len(t) - 1) if isinstance(t, Tensor) else 1
         options["max_num_steps"] = options.get("max_num_steps", _NO_LIMIT) * intervals
@@ -175,32 +177,79 @@ def _options(method: str, options: dict[str, Any] | None, t: Any, event_fn: Any)
     return options
 
 
-def _without(method: str, options: dict[str, Any], foreign: set[str]) -> dict[str, Any]:
-    ignored = sorted(foreign & set(options))
+def _is_adaptive(method: str) -> bool:
+    return method == "alf" or (method in RUNGE_KUTTA and RUNGE_KUTTA[method].adaptive)
+
+
+def _known(method: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that ``method`` has. A warning mentions the others, as torchdiffeq does; SciPy judges its own."""
+    if method not in catalogue.METHODS:
+        return dict(options)  # the solve will say what is wrong
+    anywhere = {*known_options("dopri5"), *known_options("implicit_adams"), "solver", "grid_points", "eps"}
+    if method == "scipy_solver":
+        known = {*options} - anywhere | {"solver", "min_step", "max_step", "max_num_steps"}
+    else:
+        known = known_options(method)
+    ignored = sorted({*options} - known)
     if ignored:
-        warn_once(f"options {method} {ignored}", f"options {ignored} have no effect with method {method!r}.")
-    return {name: value for name, value in options.items() if name not in ignored}
+        misspelt = [name for name in ignored if name not in anywhere]
+        hint = nearest(misspelt[0], known) if misspelt else ""
+        warn_once(f"options {method} {ignored}", f"options {ignored} have no effect with method {method!r}.{hint}")
+    return {name: value for name, value in options.items() if name in known}
 
 
-def _with_settings(how: ContinuousAdjoint, rtol: Any, atol: Any, method: str | None, options: dict[str, Any] | None,
-                   y0: State) -> ContinuousAdjoint:  # fmt: skip
+def _say_unjudged(func: Callable[..., Any], method: str) -> None:
+    """Mention callbacks that see no decisions, because fixed steps are not judged and SciPy judges its own."""
+    if method not in catalogue.METHODS or _is_adaptive(method):
+        return
+    silent = _CALLBACKS if method == "scipy_solver" else _CALLBACKS[1:]
+    names = [name for name in silent if hasattr(func, name)]
+    if names:
+        message = (
+            f"torchdiffeq never calls {', '.join(names)} with method {method!r}, whose steps it does not judge. Here "
+            "every step that is taken counts as accepted, and none as rejected."
+        )
+        warn_once(f"callbacks {method} {names}", message)
+
+
+def _say_uncalled_backwards(func: Callable[..., Any]) -> None:
+    names = [f"{name}_adjoint" for name in _CALLBACKS if hasattr(func, f"{name}_adjoint")]
+    if names:
+        message = (
+            f"{', '.join(names)} will not be called: the backward pass has no callbacks. What it costs is counted in "
+            "quadjoint.solve(...).stats.backward_evaluations."
+        )
+        warn_once(f"callbacks backwards {names}", message)
+
+
+def _with_settings(
+    how: ContinuousAdjoint,
+    y0: State,
+    *,
+    rtol: Any,
+    atol: Any,
+    forward_method: str,
+    method: str,
+    options: dict[str, Any] | None,
+) -> ContinuousAdjoint:
     """A gradient that solves backwards, with the settings that it leaves open taken from the ``adjoint_`` arguments."""
-    options = None if options is None else dict(options)
-    norm = None if options is None else options.pop("norm", None)
+    options = dict(options or {})
+    norm = options.pop("norm", None)
+    options = _known(method, options)
     if norm == "seminorm":
         if isinstance(how.integral, InState):
             how = replace(how, integral=InState(seminorm=True), name="seminorm")
     elif norm is not None:
         if isinstance(how.integral, InState):
-            assert options is not None
             options["norm"] = _adjoint_norm(norm, Layout.of(y0))
         else:
             _say_unused(how, ["adjoint_options['norm']"])
+    other_method = None if method == forward_method else method
     return replace(
         how,
         rtol=_smallest(rtol) if how.rtol is None else how.rtol,
         atol=_smallest(atol) if how.atol is None else how.atol,
-        method=method if how.method is None else how.method,
+        method=other_method if how.method is None else how.method,
         options=options or None if how.options is None else how.options,
     )
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from quadjoint.solver.problem import Only
 from torch import Tensor
 
 import quadjoint as qj
 from gradient.helpers import ALL, TIGHT, Network, loss, normal, relative, times
+from quadjoint.arrange import arrange
+from quadjoint.autograd.captured import Snapshot
+from quadjoint.gradient.first import First, Only
 
 T = times(0.0, 0.5, 1.0)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import pickle
 import struct
+import tracemalloc
+import zlib
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from scipy.io import savemat
 
-from quadjoint.experiments import data
+from quadjoint.experiments import data, readers
 from quadjoint.experiments.faults import Refusal
 from quadjoint.experiments.readers import read_cifar_binary, read_cifar_pickle, read_idx, read_mnist, read_svhn
 
@@ -42,7 +46,8 @@ def test_a_cut_off_idx_file_is_refused(write_idx, tmp_path, cut, zipped):
         (b"PK\x03\x04 a zip file", "not an idx file"),
         (b"\x00\x00\x0d\x01" + struct.pack(">I", 1) + b"\x00" * 4, "not an idx file"),  # floats
         (b"\x00\x00\x08\x01" + struct.pack(">I", 2) + b"\x00" * 3, "too long"),
-        (b"\x00\x00\x08\x03" + struct.pack(">III", 2**32 - 1, 2**32 - 1, 2**32 - 1), "cut off"),
+        (b"\x00\x00\x08\x03" + struct.pack(">III", 2**32 - 1, 2**32 - 1, 2**32 - 1), "largest file of MNIST"),
+        (b"\x00\x00\x08\x01" + struct.pack(">I", 9), "cut off: 0 bytes where its header announces 9"),
     ],
 )
 def test_a_wrong_idx_file_is_refused(tmp_path, content, words):
@@ -138,6 +143,45 @@ def test_a_wrong_or_cut_off_mat_file_is_refused(tmp_path):
     path.write_bytes(b"")
     with pytest.raises(Refusal, match="cut off or no SVHN file"):
         read_svhn(path)
+
+
+@contextlib.contextmanager
+def little_memory(most: int) -> Iterator[None]:
+    """What is done within this never holds more than ``most`` bytes of Python objects and arrays."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_zipped_idx_file_is_read_no_further_than_its_header_announces(tmp_path):
+    (tmp_path / "x").write_bytes(gzip.compress(b"\0\0\x08\x01" + struct.pack(">I", 10) + bytes(2**26), compresslevel=1))
+    with little_memory(2**20), pytest.raises(Refusal, match="too long: its header announces 10 bytes"):
+        read_idx(tmp_path / "x")
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_a_mat_file_that_unzips_to_more_than_svhn_is_not_opened(tmp_path, monkeypatch, order):
+    """One compressed element of 64 MiB of zeros, in either order of bytes."""
+    monkeypatch.setattr(readers, "LARGEST_MAT", 2**20)
+    bomb = zlib.compress(bytes(2**26), 1)
+    header = bytes(124) + struct.pack(f"{order}H", 0x0100) + (b"IM" if order == "<" else b"MI")
+    (tmp_path / "x").write_bytes(header + struct.pack(f"{order}2I", 15, len(bomb)) + bomb)
+    with little_memory(2**20), pytest.raises(Refusal, match="holds more than 1048576 bytes when unzipped"):
+        read_svhn(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("read", "limit"),
+    [(read_cifar_binary, "LARGEST_BATCH"), (read_cifar_pickle, "LARGEST_PICKLE"), (read_svhn, "LARGEST_MAT")],
+)
+def test_a_file_larger_than_any_published_one_is_not_read(tmp_path, monkeypatch, read, limit):
+    monkeypatch.setattr(readers, limit, 1000)
+    (tmp_path / "x").write_bytes(bytes(2**26))
+    with little_memory(2**20), pytest.raises(Refusal, match=r"has 67108864 bytes; the largest published .* has 1000"):
+        read(tmp_path / "x")
 
 
 def test_loading_takes_plain_and_gzipped_files_and_the_first_images(write_idx, tmp_path):

@@ -8,4 +8,15 @@ class Refusal(Exception):
 
 
 # What code may raise on a record that has the right form and wrong contents.
-ODD_RECORD = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
+ODD_RECORD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
+
+def one_line(words: object, most: int = 300) -> str:
+    """Words of another program or machine as they can stand in a sentence on a terminal.
+
+    >>> one_line("no route\\n  to \\x1b[31mhost")
+    'no route to [31mhost'
+    """
+    text = "".join(c if c.isprintable() else " " for c in str(words).replace("\x1b", ""))
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[:most]} ..."

@@ -15,7 +15,7 @@ from quadjoint.experiments import store
 from quadjoint.experiments.claims import CLAIMS
 from quadjoint.experiments.faults import Refusal
 from quadjoint.experiments.figures import FIGURES
-from quadjoint.experiments.plots import as_svg, canvas, draw_all, mean_and_deviation
+from quadjoint.experiments.plots import as_svg, canvas, draw_all, mean_and_deviation, pictures
 from quadjoint.experiments.published import (
     Finding,
     comparable_times,
@@ -166,6 +166,30 @@ def test_only_foreign_lines_still_make_a_page(tmp_path):
     assert "Nothing to compare yet" in page and "not JSON" in page
 
 
+def test_of_many_sizes_as_many_are_drawn_as_fit_a_page(records):
+    """A layout of 300 panels would take minutes."""
+    one = next(r for r in records if r["experiment"] == "memory")
+    many = [one | {"key": f"{size}", "config": one["config"] | {"width": size}} for size in range(1, 301)]
+    figure = FIGURES["memory"]["memory"](many)
+    assert [ax.get_title() for ax in figure.axes] == ["State of 1", "State of 100", "State of 200", "State of 300"]
+    assert figure.get_suptitle() == "4 of 300 sizes"
+    (images,) = [r for r in records if r["experiment"] == "images" and r["config"]["method"] == "gq"]
+    batches = [images | {"config": images["config"] | {"batch": size}} for size in range(1, 301)]
+    assert len(FIGURES["images"]["images-batch-size"](batches).axes) == 9
+    sines = next(r for r in records if r["experiment"] == "sines" and r["config"]["study"] == "regularity")
+    times = [sines | {"config": sines["config"] | {"times": count}} for count in range(1, 301)]
+    assert len(FIGURES["sines"]["sines-regularity"](times).axes[0].get_xticks()) == 12
+
+
+def test_a_warning_of_the_drawing_is_said_and_the_figure_kept(records):
+    strange = copy.deepcopy([r for r in records if r["experiment"] == "memory"])
+    for record in strange:
+        record["result"]["peak_memory"] = [1e308] * len(record["result"]["peak_memory"])
+    said: list[str] = []
+    pictures(store.Results(strange), said.append)
+    assert all(words.startswith("figure memory") for words in said) and said
+
+
 def test_no_results_are_refused_in_words(tmp_path):
     for make in (draw_all, write_report):
         with pytest.raises(Refusal, match="there are no results in"):
@@ -226,6 +250,7 @@ def test_curves_are_compared_at_the_largest_trained_width():
     finding = check([*small, curve("a", [2.0, 1.0]), curve("b", [2.0, 1.5])])
     assert finding == Finding(False, "width 20: at most 25 % of the first value apart (epoch 2 of 2)")
     assert check([curve("a", [1.0])]).agrees is None
+    assert check([curve("a", [0.0, 1.0]), curve("b", [0.0, 2.0])]).agrees is None  # a part of nothing
 
 
 def test_comparable_times_looks_at_the_smallest_width():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,7 @@ def duration(seconds: float | None) -> str:
     >>> duration(0.012), duration(75), duration(7300), duration(None)
     ('12 ms', '1:15 min', '2:01 h', '')
     """
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return ""
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"

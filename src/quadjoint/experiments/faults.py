@@ -7,6 +7,10 @@ class Refusal(Exception):
     """The request cannot be met; the message says why and what to do."""
 
 
+class Halt(Refusal):
+    """Nothing can go on: what failed for this run, a full disk say, would fail for every other one."""
+
+
 # What code may raise on a record that has the right form and wrong contents.
 ODD_RECORD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 

@@ -6,6 +6,7 @@ import base64
 import copy
 import json
 import re
+import warnings
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -126,6 +127,14 @@ def test_the_same_results_give_the_same_picture():
         return as_svg(figure)
 
     assert draw() == draw()
+
+
+def test_a_name_with_characters_that_xml_cannot_hold_still_makes_a_picture():
+    figure, (ax,) = canvas(1, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no font has them
+        ax.set_title("a\x00b\x1f\uffffc --> <")
+        assert ElementTree.fromstring(as_svg(figure)).tag.endswith("svg")
 
 
 def test_text_from_the_results_cannot_become_markup(records, tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import statistics
 import warnings
 from collections import defaultdict
@@ -271,8 +272,8 @@ def pictures(results: store.Results, say: Callable[[str], object]) -> dict[str, 
 
 
 def as_svg(figure: Figure) -> bytes:
-    """The figure as SVG, byte for byte the same for the same results."""
-    buffer = io.BytesIO()
+    """The figure as SVG, byte for byte the same for the same results, without the characters that XML cannot hold."""
+    buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": "quadjoint"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
+    return re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]", "", buffer.getvalue()).encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import socket
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -63,12 +64,23 @@ def _ray(address: str) -> Any:
     require_ray()
     import ray
 
+    _require_answer(address)
     options = {"num_cpus": os.cpu_count()} if address == "local" else {"address": address}
     try:
         ray.init(**options, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:
         raise Refusal(f"no Ray cluster answers at {address!r}: {one_line(error)}") from None
     return ray
+
+
+def _require_answer(address: str) -> None:
+    """Refuse an address at which nobody listens: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+        except (OSError, OverflowError, UnicodeError) as error:
+            raise Refusal(f"no Ray cluster answers at {address!r}: {one_line(error)}") from None
 
 
 def _ray_task(job: Job, out: Path, data: Path | None) -> tuple[str, Any]:

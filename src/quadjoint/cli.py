@@ -10,7 +10,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 from quadjoint.experiments.faults import Refusal
 from quadjoint.experiments.names import EXPERIMENTS
@@ -39,7 +39,7 @@ class Output(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
+        _drop(sys.stdout)
         raise BrokenPipeError
 
 
@@ -51,6 +51,7 @@ def main() -> None:
     try:
         app()
     except BrokenPipeError:
+        _drop(sys.stdout)
         raise SystemExit(141) from None
     except (Refusal, OSError) as error:  # among the latter a full disk, a folder that must not be written to
         _complain(str(error))
@@ -64,7 +65,12 @@ def _complain(sentence: str) -> None:
     try:
         print(f"quadjoint: {sentence}", file=sys.stderr, flush=True)
     except OSError:  # nobody reads that either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        _drop(sys.stderr)
+
+
+def _drop(stream: TextIO) -> None:
+    """Let what is still to be written, when the interpreter ends too, go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _version(asked: bool) -> None:

@@ -67,6 +67,10 @@ def test_mnist_pairs_must_fit(write_idx, tmp_path):
         read_mnist(images, write_idx(tmp_path / "ten", np.array([1, 2, 10])))
     with pytest.raises(Refusal, match="do not hold images and labels"):
         read_mnist(labels, images)
+    with pytest.raises(Refusal, match="holds images of 5 by 7; those of MNIST are 28 by 28"):
+        read_mnist(write_idx(tmp_path / "small", np.zeros((3, 5, 7))), labels)
+    with pytest.raises(Refusal, match="holds no labels"):
+        read_mnist(write_idx(tmp_path / "none", np.zeros((0, 28, 28))), write_idx(tmp_path / "no", np.zeros(0)))
 
 
 def test_cifar_binary(tmp_path):
@@ -129,6 +133,40 @@ def test_svhn(tmp_path):
     read_x, read_y = read_svhn(path)
     assert read_x.shape == (5, 3, 32, 32) and read_y.tolist() == [0, 1, 2, 9, 0]
     assert np.array_equal(read_x[4, 2], x[:, :, 2, 4])
+
+
+@pytest.mark.parametrize("labels", [[np.nan, 1], [-1.0, 1], [0.5, 1], [11, 1], ["a", "b"], [1j, 1]])
+def test_labels_that_are_no_digits_are_refused(tmp_path, labels):
+    savemat(tmp_path / "x.mat", {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array(labels)})
+    with pytest.raises(Refusal, match=r"labels that are no digits|does not hold SVHN digits"):
+        read_svhn(tmp_path / "x.mat")
+
+
+@given(place=st.integers(0, 2**16), byte=st.integers(0, 255), kind=st.sampled_from(["idx", "zipped", "mat"]))
+def test_one_changed_byte_is_read_or_refused_in_words(write_idx, tmp_path_factory, place, byte, kind):
+    """Headers among them: whatever one announces, no other error comes of it."""
+    path = tmp_path_factory.mktemp("odd") / "x"
+    if kind == "mat":
+        digits = {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.ones((2, 1), np.uint8)}
+        savemat(path, digits, do_compression=True, appendmat=False)
+    else:
+        write_idx(path, np.zeros((2, 28, 28)), zipped=kind == "zipped")
+    content = bytearray(path.read_bytes())
+    content[place % min(len(content), 300)] = byte
+    path.write_bytes(content)
+    with contextlib.suppress(Refusal):
+        read_svhn(path) if kind == "mat" else read_idx(path)
+
+
+def test_damaged_sums_do_not_stop_the_reading(write_idx, tmp_path):
+    (tmp_path / "mnist").mkdir()
+    for images, labels in data.MNIST.values():
+        write_idx(tmp_path / "mnist" / images, np.zeros((2, 28, 28)))
+        write_idx(tmp_path / "mnist" / labels, np.arange(2))
+    (tmp_path / "mnist" / data.SUMS).write_bytes(bytes(range(256)))
+    assert data.damaged("mnist", tmp_path) is None
+    (tmp_path / "mnist" / data.MNIST["test"][1]).write_bytes(b"")
+    assert "is not an idx file" in data.damaged("mnist", tmp_path)
 
 
 def test_a_wrong_or_cut_off_mat_file_is_refused(tmp_path):

@@ -80,7 +80,8 @@ def _verify(files: list[Path]) -> None:
     sums = files[0].parent / SUMS
     if not sums.is_file():
         return
-    known = {name: digest for digest, _, name in (line.partition("  ") for line in sums.read_text().splitlines())}
+    lines = sums.read_text(encoding="utf-8", errors="replace").splitlines()
+    known = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     for path in files:
         if path.name in known and sha256(path) != known[path.name]:
             raise Refusal(

@@ -77,6 +77,8 @@ def read_mnist(images: Path, labels: Path) -> Images:
     x, y = read_idx(images), read_idx(labels)
     if x.ndim != 3 or y.ndim != 1:
         raise Refusal(f"{images} and {labels} do not hold images and labels (dimensions {x.ndim} and {y.ndim})")
+    if x.shape[1:] != (28, 28):
+        raise Refusal(f"{images} holds images of {x.shape[1]} by {x.shape[2]}; those of MNIST are 28 by 28")
     if len(x) != len(y):
         raise Refusal(f"{images} has {len(x)} images, {labels} has {len(y)} labels")
     return x[:, None], _labels(y, labels)
@@ -142,6 +144,8 @@ def read_svhn(path: Path) -> Images:
         raise Refusal(f"{path} is cut off or no SVHN file ({type(error).__name__}: {error})") from None
     if x.ndim != 4 or x.shape[:3] != (32, 32, 3) or x.dtype != np.uint8 or y.size != x.shape[3]:
         raise Refusal(f"{path} does not hold SVHN digits (X has shape {x.shape} of {x.dtype}, y has {y.size})")
+    if y.dtype.kind not in "uif" or not np.isin(y, range(11)).all():
+        raise Refusal(f"{path} has labels that are no digits")
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), _labels(y.reshape(-1) % 10, path)
 
 

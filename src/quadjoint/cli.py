@@ -10,7 +10,10 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
+
+from quadjoint.experiments.faults import Refusal
+from quadjoint.experiments.names import EXPERIMENTS
 
 try:
     import typer
@@ -31,20 +34,62 @@ Out = Annotated[Path | None, typer.Option("--out", help="Directory of results; r
 Preset = Annotated[str, typer.Option(help="quick (a laptop, under an hour) or paper (the paper's grid).")]
 
 
-def main() -> None:
-    """The entry point: refusals and failing disks are one sentence and exit code 1, Ctrl-C is exit code 130."""
-    from quadjoint.experiments.faults import Refusal
+class Output(Console):
+    """A console that says so when nobody reads it any more (as after ``| head -1``), once and to the program."""
 
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        _drop(sys.stdout)
+        raise BrokenPipeError
+
+
+def main() -> None:
+    """The entry point: refusals and failing disks are one sentence and exit code 1, Ctrl-C is exit code 130.
+
+    Where the reader of the output is gone, the program ends as others do there: without a word.
+    """
     try:
         app()
-    except Refusal as refusal:
-        Console(stderr=True, highlight=False).print(f"quadjoint: {refusal}", markup=False)
-        raise SystemExit(1) from None
-    except OSError as error:  # a full disk, a folder that must not be written to
-        Console(stderr=True, highlight=False).print(f"quadjoint: {error}", markup=False)
+    except BrokenPipeError:
+        _drop(sys.stdout)
+        raise SystemExit(141) from None
+    except (Refusal, OSError) as error:  # among the latter a full disk, a folder that must not be written to
+        _complain(str(error))
         raise SystemExit(1) from None
     except KeyboardInterrupt:
+        _complain("stopped")
         raise SystemExit(130) from None
+
+
+def _complain(sentence: str) -> None:
+    try:
+        print(f"quadjoint: {sentence}", file=sys.stderr, flush=True)
+    except OSError:  # nobody reads that either
+        _drop(sys.stderr)
+
+
+def _drop(stream: TextIO) -> None:
+    """Let what is still to be written, when the interpreter ends too, go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        import torch
+
+        import quadjoint
+
+        typer.echo(f"quadjoint {quadjoint.__version__} (torch {torch.__version__}, Python {sys.version.split()[0]})")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
 
 
 @app.command()
@@ -55,12 +100,12 @@ def demo(
     """Train on nested spheres and on sine curves with every method: a table and a picture in two minutes."""
     from quadjoint.experiments.demo import run_demo
 
-    run_demo(out, jobs or _cores(), Console())
+    run_demo(out, jobs or _cores(), Output())
 
 
-@app.command()
+@app.command(epilog="Experiments:\n\n" + "\n\n".join(f"  {name}: {about}" for name, about in EXPERIMENTS.items()))
 def reproduce(
-    name: Annotated[str, typer.Argument(help="An experiment, or all.")],
+    name: Annotated[str, typer.Argument(help=f"{', '.join(EXPERIMENTS)}; or all.")],
     preset: Preset = "quick",
     methods: Annotated[str | None, typer.Option(help="Only these, separated by commas.")] = None,
     widths: Annotated[str | None, typer.Option(help="These instead of the preset's.")] = None,
@@ -71,6 +116,7 @@ def reproduce(
     jobs: Annotated[int, typer.Option(help="Processes at once, one thread each; 0: one for each core.", min=0)] = 0,
     ray: Annotated[str | None, typer.Option(help="Run on a Ray cluster: its address, auto or local.")] = None,
     list_only: Annotated[bool, typer.Option("--list", help="Only list the runs.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many runs, and how long they take.")] = False,
 ) -> None:
     """Repeat an experiment of the paper. Interrupt it whenever you like: started again, it goes on."""
     from quadjoint.experiments.reproduce import Request, reproduce
@@ -87,8 +133,9 @@ def reproduce(
         jobs=jobs or _cores(),
         ray=ray,
         list_only=list_only,
+        dry_run=dry_run,
     )
-    raise typer.Exit(reproduce(request, Console()))
+    raise typer.Exit(reproduce(request, Output()))
 
 
 @app.command()
@@ -97,7 +144,7 @@ def plot(out: Out = None, preset: Preset = "quick") -> None:
     from quadjoint.experiments.plots import draw_all
 
     out = out or Path("results") / preset
-    console = Console()
+    console = Output()
     for path in draw_all(out, partial(console.print, markup=False)):
         console.print(f"{path}", highlight=False, markup=False, soft_wrap=True)
 
@@ -107,7 +154,7 @@ def report(out: Out = None, preset: Preset = "quick") -> None:
     """Write one self-contained HTML page from the results, OUT/report.html."""
     from quadjoint.experiments.report import write_report
 
-    console = Console()
+    console = Output()
     path = write_report(out or Path("results") / preset, partial(console.print, markup=False))
     console.print(f"{path}", highlight=False, markup=False, soft_wrap=True)
 
@@ -123,15 +170,15 @@ def bench(context: typer.Context) -> None:
 
 
 def _benchmarks() -> Path:
-    from quadjoint.experiments.faults import Refusal
-
-    package = Path(__file__).resolve()
-    for root in (package.parents[2], Path.cwd()):
-        if (root / "benchmarks" / "run.py").is_file():
-            return root / "benchmarks" / "run.py"
+    """The script in the checkout that this very file belongs to; nothing is run because of where the user stands."""
+    here = Path(__file__).resolve()
+    root = here.parents[2]
+    script = root / "benchmarks" / "run.py"
+    if here == root / "src" / "quadjoint" / "cli.py" and (root / "pyproject.toml").is_file() and script.is_file():
+        return script
     raise Refusal(
         "the benchmarks are part of the source checkout, not of the installed package; clone the repository and run "
-        "quadjoint bench in it"
+        "make bench in it"
     )
 
 
@@ -144,7 +191,7 @@ def fetch(
     """Download a data set, check it, and say where it is."""
     from quadjoint.experiments.fetch import fetch_dataset
 
-    console = Console()
+    console = Output()
     path = fetch_dataset(name, to=to, source=source, console=console)
     console.print(f"{name} is in {path}", highlight=False, markup=False, soft_wrap=True)
 
@@ -154,8 +201,6 @@ def _words(text: str | None) -> tuple[str, ...] | None:
 
 
 def _numbers(option: str, text: str | None) -> tuple[int, ...] | None:
-    from quadjoint.experiments.faults import Refusal
-
     try:
         numbers = None if text is None else tuple(int(word) for word in _words(text) or ())
     except ValueError:

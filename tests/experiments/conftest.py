@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.toy_data import KNOWN, QUIET
 from quadjoint.experiments import crossing, images, memory, nested_spheres, ou, sines, toy_gradient
 from quadjoint.experiments.execute import Job, execute
+from quadjoint.experiments.fetch import fetch_dataset
+from quadjoint.experiments.sources import SOURCES, Source
 from quadjoint.experiments.training import Context
 
 TINY = {
@@ -76,3 +79,15 @@ def records(tmp_path_factory, data_home) -> list[dict]:
                 job = Job(name, replace(config, method=method))
                 made.append(execute(job, out, Context(data=data_home)))
     return made
+
+
+@pytest.fixture
+def fetch(monkeypatch, tmp_path):
+    """Fetches the data set ``toy`` from an address; the keywords are those of its source."""
+
+    def fetch(*homes: str, names=("one.gz", "two.gz"), files=KNOWN, to: Path = tmp_path / "data", **source) -> Path:
+        urls = tuple(tuple(f"{home}/{name}" for home in homes) for name in names)
+        monkeypatch.setitem(SOURCES, "toy", Source(files, urls, **source))
+        return fetch_dataset("toy", to=to, console=QUIET)
+
+    return fetch

@@ -1,11 +1,9 @@
-"""The command line: what it refuses, what it lists, how it ends on Ctrl-C, and the demo without a terminal."""
+"""The command line: what it refuses, what it lists and how long it expects to take, and the demo without a terminal."""
 
 from __future__ import annotations
 
-import functools
 import io
 import os
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -15,17 +13,20 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+import quadjoint
 from quadjoint import cli
-from quadjoint.experiments import demo, nested_spheres, sines, store
-from quadjoint.experiments.config import Choice
+from quadjoint.experiments import crossing, demo, nested_spheres, sines, store, toy_gradient
+from quadjoint.experiments.config import Choice, as_dict
 from quadjoint.experiments.display import Board, describe, duration
+from quadjoint.experiments.estimate import Estimate
 from quadjoint.experiments.execute import Job
 from quadjoint.experiments.registry import NAMES, experiment
 from quadjoint.experiments.reproduce import Request, planned
 from quadjoint.experiments.scheduler import Event
 from quadjoint.experiments.training import Progress
 
-SOURCE = Path(__file__).parents[2] / "src"
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
 
 
 def run(*arguments: str, capsys) -> tuple[int, str, str]:
@@ -42,14 +43,6 @@ def run(*arguments: str, capsys) -> tuple[int, str, str]:
     return code, *capsys.readouterr()
 
 
-def start(*arguments: str, **options) -> subprocess.Popen:
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    command = [sys.executable, "-m", "quadjoint.cli", *arguments]
-    # Tests that a shell runs in the background would hand down that Ctrl-C is ignored.
-    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=heed, **options)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -63,12 +56,14 @@ def start(*arguments: str, **options) -> subprocess.Popen:
         (("plot", "--out", "/nowhere"), "there are no results in"),
         (("report", "--out", "/nowhere"), "there are no results in"),
         (("data", "fetch", "imagenet"), "no data set 'imagenet'"),
+        (("reproduce", "sines", "--ray", "local"), "--ray needs Ray: pip install 'quadjoint[ray]'"),
     ],
 )
-def test_refusals_are_one_sentence(arguments, words, capsys):
+def test_refusals_are_one_sentence(arguments, words, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     code, _, errors = run(*arguments, capsys=capsys)
     assert code == 1
-    assert errors.startswith("quadjoint: ") and words in " ".join(errors.split()) and "Traceback" not in errors
+    assert errors.startswith("quadjoint: ") and words in errors and errors.count("\n") == 1
 
 
 def test_listing_shows_the_runs_and_does_none(capsys, tmp_path):
@@ -90,54 +85,38 @@ def test_all_runs_of_all_experiments_are_planned_and_long_ones_come_first(tmp_pa
         name: len(experiment(name).grid(Choice("quick"))) for name in NAMES
     }
     assert len({job.key for job in jobs}) == len(jobs)
-    for name in NAMES:
-        widths = [job.config.width for job in jobs if job.experiment == name]
-        assert widths == sorted(widths, reverse=True)
+    seconds = [Estimate().seconds(job) for job in jobs]
+    assert seconds == sorted(seconds, reverse=True)
     first = [job.config.method for job in jobs if job.experiment == "sines"]
     assert first.index("adjoint") < first.index("gq-paper") < first.index("discrete")
 
 
-def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path, capsys):
-    arguments = (
-        "reproduce",
-        "crossing",
-        "--methods",
-        "discrete",
-        "--widths",
-        "5,6,7",
-        "--out",
-        str(tmp_path),
-        "--jobs",
-        "1",
-    )
-    process = start(*arguments, start_new_session=True)
-    line = ""
-    while not line.startswith("[1/6]"):
-        line = process.stdout.readline()
-        assert line
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
-    output, _ = process.communicate(timeout=60)
-    done = len(store.read(tmp_path).records)
-    assert process.returncode == 130
-    assert f"Stopped: {done} of 6 runs are done and kept" in output
-    assert 1 <= done < 6 and store.read(tmp_path).problems == []
-    code, output, _ = run(*arguments, "--list", capsys=capsys)
-    assert code == 0 and output.count("done") == done and output.count("waiting") == 6 - done
-
-
-def test_bench_outside_a_checkout_is_refused_in_words(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(cli, "__file__", str(tmp_path / "lib" / "site" / "quadjoint" / "cli.py"))
-    monkeypatch.chdir(tmp_path)
-    code, _, errors = run("bench", "--quick", capsys=capsys)
-    assert code == 1 and "clone the repository" in " ".join(errors.split())
+def checkout(folder: Path) -> Path:
+    """A folder with benchmarks that print their arguments; returns where its package would have its command."""
+    (folder / "benchmarks").mkdir(parents=True)
+    (folder / "benchmarks" / "run.py").write_text("import sys; print(sys.argv[1:]); sys.exit(7)")
+    (folder / "pyproject.toml").write_text("")
+    return folder / "src" / "quadjoint" / "cli.py"
 
 
 def test_bench_passes_its_arguments_through(capfd, tmp_path, monkeypatch):
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "run.py").write_text("import sys; print(sys.argv[1:]); sys.exit(7)")
-    monkeypatch.setattr(cli, "__file__", str(tmp_path / "src" / "quadjoint" / "cli.py"))
+    monkeypatch.setattr(cli, "__file__", str(checkout(tmp_path)))
     code, output, _ = run("bench", "--quick", "--help", "cell", capsys=capfd)
     assert code == 7 and output.strip() == "['--quick', '--help', 'cell']"
+
+
+@pytest.mark.parametrize("place", ["site/quadjoint/cli.py", "here/src/quadjoint/cli.py", "lib/python3/site/q/cli.py"])
+def test_bench_of_an_installed_package_runs_nothing_of_the_folder_it_is_in(capfd, tmp_path, monkeypatch, place):
+    """Neither of the current folder, nor of folders above the package that are no checkout of it."""
+    checkout(tmp_path / "here")
+    for folder in ("", "lib", "lib/python3"):
+        (tmp_path / folder / "benchmarks").mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "benchmarks" / "run.py").write_text("print('run')")
+    (tmp_path / "here" / "pyproject.toml").unlink()
+    monkeypatch.setattr(cli, "__file__", str(tmp_path / place))
+    monkeypatch.chdir(tmp_path / "here")
+    code, output, errors = run("bench", "--quick", capsys=capfd)
+    assert (code, output) == (1, "") and "clone the repository" in errors
 
 
 def test_the_demo_prints_tables_and_saves_a_picture_without_a_terminal(tmp_path):
@@ -165,23 +144,65 @@ def test_the_demo_has_every_method_on_both_tasks():
     }
 
 
+def finished(job: Job, seconds: float = 8.0, **result) -> Event:
+    config = as_dict(job.config)
+    result = {"epochs": 10, "final": {"train_loss": 0.125}, "seconds_per_epoch": 0.8, **result}
+    record = {"experiment": job.experiment, "config": config, "status": "done", "seconds": seconds, "result": result}
+    return Event("finished", job, record=record)
+
+
+def shown(board: Board) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(board.render())
+    return console.file.getvalue()
+
+
 def test_the_live_table_shows_running_waiting_and_finished():
     jobs = [Job("sines", sines.Config(seed=s)) for s in range(3)]
     board = Board(jobs, done_before=2, console=Console(file=io.StringIO(), width=120))
     board(Event("started", jobs[0]))
     board(Event("started", jobs[1]))
     board(Event("progress", jobs[1], progress=Progress(3, 10, 0.25, 1.5)))
-    record = {
-        "status": "done",
-        "seconds": 8.0,
-        "result": {"epochs": 10, "final": {"train_loss": 0.125}, "seconds_per_epoch": 0.8},
-    }
-    board(Event("finished", jobs[0], record=record))
-    console = Console(file=io.StringIO(), width=120)
-    console.print(board.render())
-    text = console.file.getvalue()
+    board(finished(jobs[0]))
+    text = shown(board)
     assert "3 of 5 done, 1 running, 1 waiting" in text and "left" in text
     assert "3/10" in text and "0.25" in text and "0.125" in text and "800 ms" in text
+
+
+def test_rows_of_the_live_table_say_what_tells_runs_apart():
+    tolerances = [Job("toy-gradient", toy_gradient.Config(rtol=rtol)) for rtol in (1e-3, 1e-6)]
+    studies = [Job("crossing", crossing.Config(study=study)) for study in ("widths", "time")]
+    board = Board([*tolerances, *studies], console=Console(file=io.StringIO(), width=120))
+    for job in board.jobs:
+        board(Event("started", job))
+    assert "rtol 1e-06" in shown(board) and "(time)" in shown(board)
+
+
+@pytest.mark.parametrize("preset", ["quick", "paper"])
+def test_no_two_runs_are_described_alike(tmp_path, preset):
+    jobs = planned(Request("all", preset, tmp_path))
+    assert len({describe(job) for job in jobs}) == len(jobs)
+
+
+def test_a_dry_run_says_how_many_and_how_long_and_does_nothing(capsys, tmp_path):
+    arguments = ("reproduce", "crossing", "--methods", "gq,direct", "--widths", "5,20", "--dry-run", "--jobs", "2")
+    code, output, _ = run(*arguments, "--out", str(tmp_path), capsys=capsys)
+    rows = {line.split()[0]: line.split()[1:4] for line in output.splitlines() if line.split()}
+    assert code == 0 and rows["crossing"] == rows["all"] == ["8", "0", "8"]
+    assert "with 2 processes, judged by runs on another machine. Nothing was run." in " ".join(output.split())
+    assert list(tmp_path.iterdir()) == []
+    job = planned(Request("crossing", "quick", tmp_path, methods=("gq",), widths=(5,)))[0]
+    store.append(tmp_path / store.RESULTS, finished(job).record | {"schema": 1, "key": job.key})
+    _, output, _ = run(*arguments, "--out", str(tmp_path), capsys=capsys)
+    rows = {line.split()[0]: line.split()[1:4] for line in output.splitlines() if line.split()}
+    assert rows["all"] == ["8", "1", "7"] and "judged by 1 runs done before" in " ".join(output.split())
+
+
+def test_help_lists_the_experiments_and_the_version_is_said(capsys):
+    _, output, _ = run("reproduce", "--help", capsys=capsys)
+    assert all(name in output for name in NAMES)
+    code, output, _ = run("--version", capsys=capsys)
+    assert code == 0 and output.startswith(f"quadjoint {quadjoint.__version__} (torch ")
 
 
 def test_durations_are_said_as_people_do():

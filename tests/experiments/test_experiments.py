@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +21,15 @@ TRAINED = ("nested-spheres", "sines", "images", "ou", "crossing")
 def test_every_run_of_every_experiment_ends_well(records):
     assert {r["experiment"] for r in records} == set(NAMES)
     assert [(r["key"], r["result"]) for r in records if r["status"] != "done"] == []
+
+
+def test_a_record_names_the_commit_it_was_made_at(records):
+    here = Path(__file__).parent
+    head = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True)
+    tracked = subprocess.run(["git", "-C", str(here), "ls-files", "--error-unmatch", __file__], capture_output=True)
+    if head.returncode or tracked.returncode:
+        pytest.skip("the tests are not in a checkout")
+    assert records[0]["environment"]["commit"].rstrip("+") == head.stdout.strip()
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import pickle
 import struct
+import tracemalloc
+import zlib
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from scipy.io import savemat
 
-from quadjoint.experiments import data
+from quadjoint.experiments import data, readers
 from quadjoint.experiments.faults import Refusal
 from quadjoint.experiments.readers import read_cifar_binary, read_cifar_pickle, read_idx, read_mnist, read_svhn
 
@@ -42,7 +46,8 @@ def test_a_cut_off_idx_file_is_refused(write_idx, tmp_path, cut, zipped):
         (b"PK\x03\x04 a zip file", "not an idx file"),
         (b"\x00\x00\x0d\x01" + struct.pack(">I", 1) + b"\x00" * 4, "not an idx file"),  # floats
         (b"\x00\x00\x08\x01" + struct.pack(">I", 2) + b"\x00" * 3, "too long"),
-        (b"\x00\x00\x08\x03" + struct.pack(">III", 2**32 - 1, 2**32 - 1, 2**32 - 1), "cut off"),
+        (b"\x00\x00\x08\x03" + struct.pack(">III", 2**32 - 1, 2**32 - 1, 2**32 - 1), "largest file of MNIST"),
+        (b"\x00\x00\x08\x01" + struct.pack(">I", 9), "cut off: 0 bytes where its header announces 9"),
     ],
 )
 def test_a_wrong_idx_file_is_refused(tmp_path, content, words):
@@ -62,6 +67,10 @@ def test_mnist_pairs_must_fit(write_idx, tmp_path):
         read_mnist(images, write_idx(tmp_path / "ten", np.array([1, 2, 10])))
     with pytest.raises(Refusal, match="do not hold images and labels"):
         read_mnist(labels, images)
+    with pytest.raises(Refusal, match="holds images of 5 by 7; those of MNIST are 28 by 28"):
+        read_mnist(write_idx(tmp_path / "small", np.zeros((3, 5, 7))), labels)
+    with pytest.raises(Refusal, match="holds no labels"):
+        read_mnist(write_idx(tmp_path / "none", np.zeros((0, 28, 28))), write_idx(tmp_path / "no", np.zeros(0)))
 
 
 def test_cifar_binary(tmp_path):
@@ -126,6 +135,40 @@ def test_svhn(tmp_path):
     assert np.array_equal(read_x[4, 2], x[:, :, 2, 4])
 
 
+@pytest.mark.parametrize("labels", [[np.nan, 1], [-1.0, 1], [0.5, 1], [11, 1], ["a", "b"], [1j, 1]])
+def test_labels_that_are_no_digits_are_refused(tmp_path, labels):
+    savemat(tmp_path / "x.mat", {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array(labels)})
+    with pytest.raises(Refusal, match=r"labels that are no digits|does not hold SVHN digits"):
+        read_svhn(tmp_path / "x.mat")
+
+
+@given(place=st.integers(0, 2**16), byte=st.integers(0, 255), kind=st.sampled_from(["idx", "zipped", "mat"]))
+def test_one_changed_byte_is_read_or_refused_in_words(write_idx, tmp_path_factory, place, byte, kind):
+    """Headers among them: whatever one announces, no other error comes of it."""
+    path = tmp_path_factory.mktemp("odd") / "x"
+    if kind == "mat":
+        digits = {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.ones((2, 1), np.uint8)}
+        savemat(path, digits, do_compression=True, appendmat=False)
+    else:
+        write_idx(path, np.zeros((2, 28, 28)), zipped=kind == "zipped")
+    content = bytearray(path.read_bytes())
+    content[place % min(len(content), 300)] = byte
+    path.write_bytes(content)
+    with contextlib.suppress(Refusal):
+        read_svhn(path) if kind == "mat" else read_idx(path)
+
+
+def test_damaged_sums_do_not_stop_the_reading(write_idx, tmp_path):
+    (tmp_path / "mnist").mkdir()
+    for images, labels in data.MNIST.values():
+        write_idx(tmp_path / "mnist" / images, np.zeros((2, 28, 28)))
+        write_idx(tmp_path / "mnist" / labels, np.arange(2))
+    (tmp_path / "mnist" / data.SUMS).write_bytes(bytes(range(256)))
+    assert data.damaged("mnist", tmp_path) is None
+    (tmp_path / "mnist" / data.MNIST["test"][1]).write_bytes(b"")
+    assert "is not an idx file" in data.damaged("mnist", tmp_path)
+
+
 def test_a_wrong_or_cut_off_mat_file_is_refused(tmp_path):
     path = tmp_path / "x.mat"
     savemat(path, {"X": np.zeros((3, 3), np.uint8), "y": np.zeros(3)})
@@ -138,6 +181,45 @@ def test_a_wrong_or_cut_off_mat_file_is_refused(tmp_path):
     path.write_bytes(b"")
     with pytest.raises(Refusal, match="cut off or no SVHN file"):
         read_svhn(path)
+
+
+@contextlib.contextmanager
+def little_memory(most: int) -> Iterator[None]:
+    """What is done within this never holds more than ``most`` bytes of Python objects and arrays."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_zipped_idx_file_is_read_no_further_than_its_header_announces(tmp_path):
+    (tmp_path / "x").write_bytes(gzip.compress(b"\0\0\x08\x01" + struct.pack(">I", 10) + bytes(2**26), compresslevel=1))
+    with little_memory(2**20), pytest.raises(Refusal, match="too long: its header announces 10 bytes"):
+        read_idx(tmp_path / "x")
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_a_mat_file_that_unzips_to_more_than_svhn_is_not_opened(tmp_path, monkeypatch, order):
+    """One compressed element of 64 MiB of zeros, in either order of bytes."""
+    monkeypatch.setattr(readers, "LARGEST_MAT", 2**20)
+    bomb = zlib.compress(bytes(2**26), 1)
+    header = bytes(124) + struct.pack(f"{order}H", 0x0100) + (b"IM" if order == "<" else b"MI")
+    (tmp_path / "x").write_bytes(header + struct.pack(f"{order}2I", 15, len(bomb)) + bomb)
+    with little_memory(2**20), pytest.raises(Refusal, match="holds more than 1048576 bytes when unzipped"):
+        read_svhn(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("read", "limit"),
+    [(read_cifar_binary, "LARGEST_BATCH"), (read_cifar_pickle, "LARGEST_PICKLE"), (read_svhn, "LARGEST_MAT")],
+)
+def test_a_file_larger_than_any_published_one_is_not_read(tmp_path, monkeypatch, read, limit):
+    monkeypatch.setattr(readers, limit, 1000)
+    (tmp_path / "x").write_bytes(bytes(2**26))
+    with little_memory(2**20), pytest.raises(Refusal, match=r"has 67108864 bytes; the largest published .* has 1000"):
+        read(tmp_path / "x")
 
 
 def test_loading_takes_plain_and_gzipped_files_and_the_first_images(write_idx, tmp_path):

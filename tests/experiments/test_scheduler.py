@@ -133,7 +133,7 @@ def test_two_sweeps_in_one_directory_are_refused(tmp_path):
 
 def test_on_a_local_ray_cluster(tmp_path):
     pytest.importorskip("ray")
-    from quadjoint.experiments.scheduler import on_ray
+    from quadjoint.experiments.cluster import on_ray
 
     jobs = [tiny(seed) for seed in range(3)]
     assert sweep(jobs, on_ray("local", tmp_path), tmp_path, lambda event: None) == []

@@ -62,6 +62,40 @@ def test_numbers_that_json_cannot_say_become_null(tmp_path):
     assert store.read(tmp_path / "r").records[0]["result"] == {"loss": [1.0, None, None]}
 
 
+def test_numbers_that_are_no_json_are_read_as_missing(tmp_path):
+    """Python writes them without being asked, and 1e999 is an infinity too."""
+    line = json.dumps(record("a", loss=[float("nan"), float("inf"), float("-inf"), 1.5])).replace("1.5", "1e999, 1.5")
+    (tmp_path / "r").write_text(line)
+    assert store.read(tmp_path / "r").records[0]["result"] == {"loss": [None, None, None, None, 1.5]}
+
+
+def test_a_line_of_an_older_version_has_no_checksum_and_is_read(tmp_path):
+    (tmp_path / "r").write_text(json.dumps(record("a", loss=1.5)))
+    assert store.read(tmp_path / "r") == store.Results([record("a", loss=1.5)])
+
+
+def test_a_line_that_was_only_laid_out_anew_is_read(tmp_path):
+    store.append(tmp_path / "r", record("a", loss=0.1, text="Gauß \U0001f600"))
+    line = json.loads((tmp_path / "r").read_bytes())
+    (tmp_path / "r").write_text(json.dumps(dict(reversed(line.items())), ensure_ascii=False), encoding="utf-8")
+    assert store.read(tmp_path / "r") == store.Results([record("a", loss=0.1, text="Gauß \U0001f600")])
+
+
+@given(st.integers(0, 10**6), st.integers(1, 9))
+def test_a_digit_that_was_changed_is_found(tmp_path_factory, place, shift):
+    """Whichever digit of a line is changed to whichever other: the line is skipped in words."""
+    path = tmp_path_factory.mktemp("flip") / "r"
+    written = record("run-7", loss=[0.1, 2.5e-7, -31], text="x1 \u00e9") | {"seconds": 12.75, "started": "2024-01-02"}
+    store.append(path, written)
+    line = bytearray(path.read_bytes())
+    digits = [i for i, byte in enumerate(line) if chr(byte).isdigit()]
+    i = digits[place % len(digits)]
+    line[i] = ord("0") + (line[i] - ord("0") + shift) % 10
+    path.write_bytes(line)
+    found = store.read(path)
+    assert found.records == [] and len(found.problems) == 1
+
+
 def test_killed_writers_lose_nothing_that_they_reported(tmp_path):
     """Two writers at once, killed at random moments, again and again: every reported line is whole."""
     path, reported = tmp_path / store.RESULTS, []
@@ -127,6 +161,12 @@ def test_the_last_record_of_a_key_counts(tmp_path):
         (json.dumps(record("a") | {"schema": 99}).encode(), "written in format 99, this version reads 1"),
         (json.dumps(record("a") | {"config": {}}).encode(), "config 'method' is missing"),
         (json.dumps(record("a") | {"result": 3}).encode(), "'result' is missing or not dict"),
+        (json.dumps(record("a") | {"schema": True}).encode(), "'schema' is missing or not int"),
+        (json.dumps(record("a", text="\ud800")).encode(), "half of a character"),
+        (json.dumps(record("a") | {"\udfff": 1}).encode(), "half of a character"),
+        (json.dumps(record("a", text="\ud800"), ensure_ascii=False).encode(errors="surrogatepass"), "not JSON"),
+        (json.dumps(record("a") | {"checksum": "0123456789abcdef"}).encode(), "its checksum differs"),
+        (json.dumps(record("a") | {"checksum": 7}).encode(), "its checksum differs"),
     ],
 )
 def test_foreign_lines_are_skipped_in_words(tmp_path, line, complaint):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import pickle
@@ -13,27 +14,21 @@ from unittest.mock import patch
 
 import torch
 
+from experiments.web import Answer, endless, serving
 from quadjoint.experiments import data, fetch, store
+from quadjoint.experiments.sources import SOURCES, Published, Source
 from reliability.files import (
     QUIET,
     Evil,
     FileFault,
-    a_folder_as_results,
     another_model,
     append_without_room,
-    beside_a_sound_one,
-    brackets,
     checkpoint,
     code_in_a_checkpoint,
-    commands,
-    cut_off,
-    escaped,
     failed,
     files,
     full_disk,
-    huge,
     no_room,
-    of_tomorrow,
     plot,
     refused,
     report,
@@ -41,9 +36,23 @@ from reliability.files import (
     truncated,
     unwritable_folder,
 )
+from reliability.result_files import (
+    a_folder_as_results,
+    beside_a_sound_one,
+    brackets,
+    changed_digit,
+    commands,
+    cut_off,
+    escaped,
+    half_a_character,
+    huge,
+    many_sizes,
+    numbers_that_are_none,
+    of_tomorrow,
+)
 
 CONTENT = {"one": b"first file", "two": b"second file" * 1000}
-SUMS = {name: hashlib.sha256(content).hexdigest() for name, content in CONTENT.items()}
+FILES = {name: Published(hashlib.sha256(content).hexdigest(), len(content)) for name, content in CONTENT.items()}
 
 
 def member(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
@@ -53,8 +62,17 @@ def member(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
     return info
 
 
+def downloaded(folder: Path, name: str, answer: Answer, archive: Published | None = None) -> str:
+    """The words in which a download is refused; nothing may appear, in the data set's folder or elsewhere."""
+    with serving({f"/{name}": answer}) as home, patch.dict(SOURCES):
+        SOURCES["toy"] = Source(FILES, ((f"{home}/{name}",),), archive)
+        words = refused(lambda: fetch.fetch_dataset("toy", to=folder / "data", console=QUIET))
+    assert files(folder) == {}
+    return words.replace(home, "https://home.invalid")
+
+
 def hostile_archive(*members: tarfile.TarInfo) -> Callable[[Path], str]:
-    """An archive with these members in place of the file one; nothing may appear but in the data set's own folder."""
+    """An archive with these members in place of the file one."""
 
     def run(folder: Path) -> str:
         buffer = io.BytesIO()
@@ -62,15 +80,14 @@ def hostile_archive(*members: tarfile.TarInfo) -> Callable[[Path], str]:
             for info in members:
                 tar.addfile(info, io.BytesIO(CONTENT["one"]) if info.isreg() else None)
         archive = buffer.getvalue()
-        source = fetch.Source(SUMS, (("https://home.invalid/all.tar.gz",),), hashlib.sha256(archive).hexdigest())
-        with patch.dict(fetch.SOURCES, toy=source):
-            words = refused(lambda: fetch.fetch_dataset(
-                "toy", to=folder / "data", console=QUIET, download=lambda a, path, c: path.write_bytes(archive) and None
-            ))  # fmt: skip
-        assert files(folder) == {}
-        return words
+        published = Published(hashlib.sha256(archive).hexdigest(), len(archive))
+        return downloaded(folder, "all.tar.gz", archive, published)
 
     return run
+
+
+def zip_bomb(folder: Path) -> str:
+    return downloaded(folder, "two.gz", gzip.compress(bytes(2**26), compresslevel=9)[:10_000])
 
 
 def fetch_from_folder(folder: Path) -> None:
@@ -79,7 +96,7 @@ def fetch_from_folder(folder: Path) -> None:
         mine.mkdir()
         for name, content in CONTENT.items():
             (mine / name).write_bytes(content)
-    with patch.dict(fetch.SOURCES, toy=fetch.Source(SUMS, ())):
+    with patch.dict(SOURCES, toy=Source(FILES)):
         fetch.fetch_dataset("toy", to=folder / "data", source=mine, console=QUIET)
 
 
@@ -135,6 +152,10 @@ FILE_FAULTS: tuple[FileFault, ...] = (
     FileFault("results: a later format", of_tomorrow, "written in format 2, this version reads 1"),
     FileFault("results: brackets that mean colours to a terminal", brackets, "left out"),
     FileFault("results: a number too large for a float", huge, "left out|skipped"),
+    FileFault("results: NaN, infinities, a loss curve from zero", numbers_that_are_none, "no figure left out"),
+    FileFault("results: half of a character", half_a_character, r"half of a character \(a lone surrogate\); skipped"),
+    FileFault("results: a digit changed later", changed_digit, "its checksum differs: it was changed"),
+    FileFault("results: 300 sizes of the memory experiment", many_sizes, r"4 of 30\d sizes drawn"),
     FileFault("results: a folder in place of the file", a_folder_as_results, ONE_SENTENCE),
     FileFault("results: markup in every string", escaped, "none of them a tag"),
     FileFault("full disk: a result is appended", append_without_room, NO_ROOM),
@@ -169,6 +190,9 @@ FILE_FAULTS: tuple[FileFault, ...] = (
         "data: one byte changed after the fetch", 
         lambda folder: digits(folder, lambda b: b[:-1] + b"1", fetched=True), "published",
     ),
+    FileFault("download: a gzip bomb", zip_bomb, "is longer than the published file"),
+    FileFault("download: endless", lambda folder: downloaded(folder, "one", endless()), "sends more than 10 bytes"),
+    FileFault("download: another file", lambda folder: downloaded(folder, "one", b"FIRST FILE"), "sum differs"),
     FileFault("archive: path with ..", hostile_archive(member("../one", tarfile.REGTYPE)), OUTSIDE),
     FileFault("archive: absolute path", hostile_archive(member("/tmp/one", tarfile.REGTYPE)), OUTSIDE),
     FileFault("archive: symbolic link", link(tarfile.SYMTYPE), OUTSIDE),

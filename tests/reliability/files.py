@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import json
 import os
 import resource
 import sys
@@ -121,79 +120,6 @@ def failed(run: Callable[[], object]) -> str:
 
 def files(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-# Result files --------------------------------------------------------------------------------------------------------
-
-
-def commands(folder: Path, content: bytes) -> str:
-    """What plot and report say about a results file."""
-    (folder / store.RESULTS).write_bytes(content)
-    return f"{said('plot', '--out', str(folder))} {said('report', '--out', str(folder))}".replace(f"{folder}/", "")
-
-
-def lines(*records: Record) -> bytes:
-    return b"".join(json.dumps(r).encode() + b"\n" for r in records)
-
-
-def cut_off(folder: Path) -> str:
-    whole = lines(record_of(SOUND))
-    words = commands(folder, whole + whole[:200])
-    assert (folder / "figures" / "memory.svg").is_file() and (folder / "report.html").is_file()
-    return words
-
-
-def beside_a_sound_one(content: bytes) -> Callable[[Path], str]:
-    def run(folder: Path) -> str:
-        words = commands(folder, lines(record_of(SOUND)) + content)
-        assert (folder / "figures" / "memory.svg").is_file() and (folder / "report.html").is_file()
-        return words
-
-    return run
-
-
-def marked_up(value: Any) -> Any:
-    """The value with markup in every string and in a twin of every key."""
-    if isinstance(value, str):
-        return f"<script>alert(1)</script>&\"'{value}"
-    if isinstance(value, list):
-        return [marked_up(item) for item in value]
-    if isinstance(value, dict):
-        twins = {f"<img onerror=x>{name}": item for name, item in value.items()}
-        return {name: marked_up(item) for name, item in {**twins, **value}.items()}
-    return value
-
-
-def escaped(folder: Path) -> str:
-    base = marked_up(record_of(JOB))
-    records = [base | {"experiment": "crossing", "status": status, "key": f"<script>{status}"} for status in
-               ("done", "failed")]  # fmt: skip
-    records[1]["result"] = {"reason": "<script>alert(2)</script>"}
-    commands(folder, lines(*records, base))
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "<script" not in page and "<img onerror" not in page
-    return f"{page.count('&lt;script&gt;')} strings with markup, none of them a tag in the page"
-
-
-def brackets(folder: Path) -> str:
-    """A method whose name is a closing tag to the terminal's markup."""
-    record = record_of(TOY)
-    return beside_a_sound_one(lines(record | {"config": record["config"] | {"method": "[/b]"}}))(folder)
-
-
-def of_tomorrow(folder: Path) -> str:
-    return beside_a_sound_one(lines(record_of(TOY) | {"schema": store.SCHEMA + 1}))(folder)
-
-
-def huge(folder: Path) -> str:
-    record = record_of(SOUND)
-    result = record["result"] | {"peak_memory": [10**400]}
-    return beside_a_sound_one(lines(record | {"key": "odd", "result": result}))(folder)
-
-
-def a_folder_as_results(folder: Path) -> str:
-    (folder / store.RESULTS).mkdir()
-    return said("report", "--out", str(folder))
 
 
 # Full disks and unwritable folders -----------------------------------------------------------------------------------

@@ -1,15 +1,18 @@
-"""The wheel, installed by pip into an empty environment: imports little, and works without the extras."""
+"""What is published: the source distribution holds all tests, and the wheel made from it, installed by pip into an
+empty environment, imports little and works without the extras."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from reliability.wheel import EXTRAS, ROOT, build, empty_environment, import_seconds, install, lend_torch, run
+import quadjoint
+from reliability.wheel import EXTRAS, ROOT, build, copy, empty_environment, import_seconds, install, lend_torch, run
 
 HEAVY = (*EXTRAS, "torch._dynamo", "torch._inductor", "sympy", "torchvision")
 
@@ -38,10 +41,25 @@ print("works")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The source distribution and the wheel."""
     if subprocess.run([sys.executable, "-c", "import build, setuptools"], capture_output=True).returncode:
         pytest.skip("the packages build and setuptools are not installed")
     return build(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def wheel(built: tuple[Path, Path]) -> Path:
+    return built[1]
+
+
+@pytest.fixture(scope="module")
+def unpacked(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution as somebody has unpacked it."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(built[0]) as tar:
+        tar.extractall(folder, filter="data")
+    return next(folder.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +71,41 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
+def files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_source_distribution_holds_everything_that_the_checkout_does(unpacked: Path, tmp_path: Path) -> None:
+    """Tests, benchmarks, documentation, examples and results; only what concerns git itself is not in it."""
+    missing = files(copy(tmp_path)) - files(unpacked)
+    assert missing <= {".gitattributes", ".gitignore", "results/.gitignore"}
+    assert {"tests/problems.py", "tests/reliability/hostile.py", "benchmarks/run.py", "Makefile"} <= files(unpacked)
+
+
+def test_the_tests_of_the_source_distribution_can_be_run_there(unpacked: Path) -> None:
+    """All are found without an error, and those that read the files around the package pass."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", ""]
+    assert int(run([*command, "--collect-only"], cwd=unpacked).splitlines()[-1].split()[0]) > 1000
+    run([*command, "tests/test_package.py", "tests/reliability/test_release.py"], cwd=unpacked)
+
+
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert "quadjoint/py.typed" in names
+    assert {"quadjoint/py.typed", "quadjoint/experiments/seconds.json", "quadjoint_command.py"} <= set(names)
     tops = {name.split("/")[0] for name in names}
-    assert all(top.startswith("quadjoint") for top in tops), tops
-    sources = {f"quadjoint/{p.relative_to(ROOT / 'src' / 'quadjoint').as_posix()}"
-               for p in (ROOT / "src" / "quadjoint").rglob("*.py")}  # fmt: skip
-    assert sources <= set(names)
+    assert tops == {"quadjoint", "quadjoint_command.py", f"quadjoint-{quadjoint.__version__}.dist-info"}
+    package = ROOT / "src" / "quadjoint"
+    assert {f"quadjoint/{p.relative_to(package).as_posix()}" for p in package.rglob("*.py")} <= set(names)
+
+
+def test_bench_of_the_installed_wheel_runs_nothing_of_the_folder_it_is_in(python: Path, tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "run.py").write_text("print('run')")
+    (tmp_path / "pyproject.toml").write_text("")
+    command = [str(python.with_name("quadjoint")), "bench"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "") and "clone the repository and run make bench" in done.stderr
+    assert run([*command[:1], "--version"], cwd=tmp_path).startswith(f"quadjoint {quadjoint.__version__} ")
 
 
 def test_the_installed_wheel_works_without_the_extras(python: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Build the wheel, and install it into an empty virtual environment."""
+"""Build the source distribution and, from it, the wheel; install that into an empty virtual environment."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ import torch
 ROOT = Path(__file__).parents[2]
 EXTRAS = ("scipy", "matplotlib", "typer", "rich", "torchsde", "torchdiffeq", "psutil", "ray", "tqdm")
 
+# What the work of a developer leaves in a checkout, and what no distribution is made from.
+LEFTOVERS = (
+    *("__pycache__", "*.egg-info", "*.lock", ".git", ".[!g]*"),
+    *("build", "dist", "site", "data", "runs", "outputs"),
+)
+
 # Seconds of the processor that the import takes after torch's: other programs on the machine do not count.
 IMPORT = """
 import time
@@ -24,24 +30,22 @@ print(time.process_time() - cpu, time.perf_counter() - wall)
 """
 
 
-def build(folder: Path) -> Path:
-    """The wheel of this checkout, by ``python -m build`` from a copy that git has nothing to do with."""
-    source = folder / "source"
-    source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "src" / "quadjoint", source / "src" / "quadjoint",
-                    ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(source)]
-    run(command)
-    return next(folder.glob("*.whl"))
+def copy(folder: Path) -> Path:
+    """This checkout without leftovers, as a copy that git has nothing to do with."""
+    return Path(shutil.copytree(ROOT, folder / "source", ignore=shutil.ignore_patterns(*LEFTOVERS)))
+
+
+def build(folder: Path) -> tuple[Path, Path]:
+    """The source distribution of this checkout and the wheel made from it, by ``python -m build``."""
+    run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(copy(folder))])
+    return next(folder.glob("*.tar.gz")), next(folder.glob("*.whl"))
 
 
 def run(command: list[str], cwd: Path | None = None, **environment: str) -> str:
     """The output of a command in a clean environment; its complaints if it fails."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd,
-                          env={**kept, "OMP_NUM_THREADS": "1", **environment})  # fmt: skip
+    environment = {**kept, "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 

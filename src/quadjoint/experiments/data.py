@@ -59,6 +59,16 @@ def missing(name: str, home: Path) -> str | None:
     return None
 
 
+def damaged(name: str, home: Path) -> str | None:
+    """None if all files of a data set can be read, else a sentence about the first that cannot."""
+    try:
+        for part in ("train", "test"):
+            load(name, part, home)
+    except (Refusal, OSError) as error:
+        return str(error)
+    return None
+
+
 def write_sums(folder: Path) -> None:
     """Note the sums of fetched files beside them, so that damage is noticed later."""
     files = sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".") and p.name != SUMS)
@@ -70,7 +80,8 @@ def _verify(files: list[Path]) -> None:
     sums = files[0].parent / SUMS
     if not sums.is_file():
         return
-    known = {name: digest for digest, _, name in (line.partition("  ") for line in sums.read_text().splitlines())}
+    lines = sums.read_text(encoding="utf-8", errors="replace").splitlines()
+    known = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     for path in files:
         if path.name in known and sha256(path) != known[path.name]:
             raise Refusal(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from quadjoint.experiments.estimate import Estimate, makespan
 from quadjoint.experiments.execute import Job
 from quadjoint.experiments.scheduler import Event
 from quadjoint.experiments.training import Progress
@@ -23,7 +26,7 @@ def duration(seconds: float | None) -> str:
     >>> duration(0.012), duration(75), duration(7300), duration(None)
     ('12 ms', '1:15 min', '2:01 h', '')
     """
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return ""
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
@@ -41,13 +44,20 @@ _CELL = ("dataset", "batch", "times", "spacing", "cosines", "c", "rtol")
 def describe(job: Job) -> str:
     """A run in words: experiment, method, width, seed, and what else is special about it."""
     words = f"{job.experiment} {job.config.method} width {job.config.width} seed {job.config.seed}"
+    return " ".join([words, *special(job)])
+
+
+def special(job: Job) -> list[str]:
+    """What tells a run from others of its experiment, method, width and seed: settings, and the study it belongs to."""
     default = type(job.config)()
-    for name in _CELL:
-        setting = getattr(job.config, name, None)
-        if setting is not None and setting != getattr(default, name):
-            words += f" {name} {setting:g}" if isinstance(setting, float) else f" {name} {setting}"
+    settings = [(name, getattr(job.config, name, None)) for name in _CELL]
+    words = [
+        f"{name} {setting:g}" if isinstance(setting, float) else f"{name} {setting}"
+        for name, setting in settings
+        if setting is not None and setting != getattr(default, name)
+    ]
     study = getattr(job.config, "study", "widths")
-    return words if study == "widths" else f"{words} ({study})"
+    return words if study == "widths" else [*words, f"({study})"]
 
 
 @dataclass
@@ -55,12 +65,12 @@ class _Running:
     started: float
     progress: Progress | None = None
 
-    def left(self) -> float | None:
-        """Seconds left by the pace so far."""
+    def left(self, now: float, expected: float) -> float:
+        """Seconds left by the pace of the epochs so far; before the first, by what is expected of the run."""
+        spent = now - self.started
         if self.progress is None or not self.progress.done:
-            return None
-        pace = (time.monotonic() - self.started) / self.progress.done
-        return min(pace, 1.5 * self.progress.seconds) * (self.progress.total - self.progress.done)
+            return max(expected - spent, 0.0)
+        return spent / self.progress.done * (self.progress.total - self.progress.done)
 
 
 @dataclass
@@ -71,12 +81,17 @@ class Board:
     done_before: int = 0  # finished in earlier sessions
     workers: int = 1
     console: Console = field(default_factory=Console)
+    estimate: Estimate = field(default_factory=Estimate)
+    clock: Callable[[], float] = time.monotonic
     recent: int = 8
     running: dict[str, tuple[Job, _Running]] = field(default_factory=dict)
     finished: list[tuple[Job, dict[str, Any]]] = field(default_factory=list)
     failed: list[tuple[Job, str]] = field(default_factory=list)
     _live: Live | None = None
-    _begin: float = field(default_factory=time.monotonic)
+    _begin: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._begin = self.clock()
 
     def __enter__(self) -> Board:
         if self.console.is_terminal:
@@ -92,7 +107,7 @@ class Board:
         job = event.job
         if job is not None:
             if event.kind == "started":
-                self.running[job.key] = job, _Running(time.monotonic())
+                self.running[job.key] = job, _Running(self.clock())
             elif event.kind == "progress" and job.key in self.running:
                 self.running[job.key][1].progress = event.progress
             elif event.kind in ("finished", "failed"):
@@ -106,6 +121,7 @@ class Board:
             self.failed.append((job, event.message))
         else:
             self.finished.append((job, event.record))
+            self.estimate.learn(event.record)
         if self._live is None:
             self.console.print(
                 f"[{self.done}/{self.total}] {escape(self._line(job, event))}", highlight=False, soft_wrap=True
@@ -131,42 +147,32 @@ class Board:
     def done(self) -> int:
         return self.done_before + len(self.finished) + len(self.failed)
 
-    def time_left(self) -> float | None:
-        """By the mean of the finished runs of the same experiment, else of all; None before the first."""
-        if not self.finished:
-            return None
-        times: dict[str, list[float]] = {}
-        for job, record in self.finished:
-            times.setdefault(job.experiment, []).append(record["seconds"])
-        over = [t for group in times.values() for t in group]
-        closed = {job.key for job, _ in self.finished} | {job.key for job, _ in self.failed}
-        left = 0.0
-        for job in self.jobs:
-            if job.key not in closed:
-                group = times.get(job.experiment, over)
-                left += sum(group) / len(group)
-        for _, run in self.running.values():
-            left -= min(time.monotonic() - run.started, left)
-        return left / self.workers
+    def time_left(self) -> float:
+        """Seconds until the last run ends, by what is expected of each, with the workers at hand."""
+        now = self.clock()
+        closed = {job.key for job, _ in self.finished} | {job.key for job, _ in self.failed} | self.running.keys()
+        waiting = [self.estimate.seconds(job) for job in self.jobs if job.key not in closed]
+        running = [run.left(now, self.estimate.seconds(job)) for job, run in self.running.values()]
+        return makespan(running, waiting, self.workers)
 
     def render(self) -> RenderableType:
         table = Table()
-        for name in ("run", "method", "width", "seed"):
+        for name in ("run", "method", "width", "seed", "setting"):
             table.add_column(name)
         for name in ("epoch", "loss", "per epoch", "left"):
             table.add_column(name, justify="right")
         for job, record in self.finished[-self.recent :]:
             table.add_row(*_finished_row(job, record), style="dim")
         for job, run in self.running.values():
-            table.add_row(*_running_row(job, run), style="bold")
+            left = run.left(self.clock(), self.estimate.seconds(job))
+            table.add_row(*_running_row(job, run, left), style="bold")
         waiting = self.total - self.done - len(self.running)
         words = f"{self.done} of {self.total} done, {len(self.running)} running, {waiting} waiting"
         if self.failed:
             words += f", {len(self.failed)} failed"
-        words += f"; {duration(time.monotonic() - self._begin)}"
-        left = self.time_left()
-        if left is not None and waiting + len(self.running):
-            words += f", about {duration(left)} left"
+        words += f"; {duration(self.clock() - self._begin)}"
+        if waiting + len(self.running):
+            words += f", about {duration(self.time_left())} left"
         return Group(table, Text(words))
 
 
@@ -176,8 +182,15 @@ def shown_metrics(result: dict[str, Any]) -> list[tuple[str, float]]:
     return [(name, value) for name, value in final.items() if name != "seconds" and isinstance(value, int | float)]
 
 
-def _names(job: Job) -> tuple[str, str, str, str]:
-    return escape(job.experiment), escape(job.config.method), str(job.config.width), str(job.config.seed)
+def _names(job: Job) -> tuple[str, ...]:
+    config = job.config
+    return (
+        escape(job.experiment),
+        escape(config.method),
+        str(config.width),
+        str(config.seed),
+        escape(" ".join(special(job))),
+    )
 
 
 def _finished_row(job: Job, record: dict[str, Any]) -> tuple[str, ...]:
@@ -190,8 +203,8 @@ def _finished_row(job: Job, record: dict[str, Any]) -> tuple[str, ...]:
     return (*_names(job), epochs, loss_word, duration(result.get("seconds_per_epoch")), "done")
 
 
-def _running_row(job: Job, run: _Running) -> tuple[str, ...]:
+def _running_row(job: Job, run: _Running, left: float) -> tuple[str, ...]:
     if run.progress is None:
-        return (*_names(job), "", "", "", "")
+        return (*_names(job), "", "", "", duration(left))
     p = run.progress
-    return (*_names(job), f"{p.done}/{p.total}", f"{p.loss:.4g}", duration(p.seconds), duration(run.left()))
+    return (*_names(job), f"{p.done}/{p.total}", f"{p.loss:.4g}", duration(p.seconds), duration(left))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ class Job:
     experiment: str
     config: RunConfig
 
-    @property
+    @cached_property
     def key(self) -> str:
         return run_key(self.experiment, self.config)
 

@@ -21,6 +21,7 @@ from quadjoint.experiments.plots import (
     name_widths,
     of_study,
     ordered,
+    spread_out,
     style,
     training_figure,
     value,
@@ -47,10 +48,11 @@ def toy_gradient(records: Records, *, tight: bool) -> Figure | None:
 
 
 def memory(records: Records) -> Figure | None:
-    """Peak bytes against tolerance, one panel per size of the state."""
+    """Peak bytes against tolerance, one panel per size of the state (four of them, if there are more)."""
     sizes = by(records, "width")
-    figure, axes = canvas(1, len(sizes))
-    for ax, ((size,), group) in zip(axes, sorted(sizes.items(), key=lambda item: item[0][0]), strict=True):
+    shown = spread_out(list(sizes.items()), 4)
+    figure, axes = canvas(1, len(shown))
+    for ax, ((size,), group) in zip(axes, shown, strict=True):
         for method in ordered(r["config"]["method"] for r in group):
             for record in group:
                 if record["config"]["method"] == method and record["result"].get("tolerances"):
@@ -59,6 +61,8 @@ def memory(records: Records) -> Figure | None:
         label(ax, "tolerance", "peak bytes", title=f"State of {size}", log="xy")
         ax.invert_xaxis()
     legend(figure, axes)
+    if len(shown) < len(sizes):
+        figure.suptitle(f"{len(shown)} of {len(sizes)} sizes")
     return figure
 
 
@@ -98,11 +102,11 @@ def ablation(records: Records, *, study: str, field: str, name: str, metric: str
 
 
 def regularity(records: Records) -> Figure | None:
-    """Seconds per step for 10 and 50 times: regular, merged, per sample; bars per method."""
+    """Seconds per step for 10 and 50 times: regular, merged, per sample; bars per method (of twelve cells at most)."""
     records = of_study(records, "regularity")
     if not records:
         return None
-    cells = sorted({(r["config"]["times"], r["config"]["spacing"]) for r in records}, key=_cell_order)
+    cells = spread_out(sorted({_cell(r) for r in records}, key=_cell_order), 12)
     methods = ordered(r["config"]["method"] for r in records)
     figure, (ax,) = canvas(1, 1, width=9.0, height=3.6)
     slot = 0.8 / len(methods)
@@ -133,8 +137,9 @@ def images(records: Records, *, dataset: str) -> Figure | None:
 
 
 def batch_sizes(records: Records) -> Figure | None:
-    """Time against hidden channels for each data set and batch size."""
-    groups = by([r for r in records if "dataset" in r["config"]], "dataset", "batch")
+    """Time against hidden channels for each data set and batch size (nine panels at most)."""
+    cells = by([r for r in records if "dataset" in r["config"]], "dataset", "batch")
+    groups = dict(spread_out(list(cells.items()), 9))
     if not groups:
         return None
     columns = min(3, len(groups))
@@ -147,6 +152,8 @@ def batch_sizes(records: Records) -> Figure | None:
         label(ax, "hidden channels", "seconds per step", title=f"{dataset}, batch {batch}", log="xy")
         name_widths(ax, group)
     legend(figure, axes[: len(groups)])
+    if len(groups) < len(cells):
+        figure.suptitle(f"{len(groups)} of {len(cells)} pairs of data set and batch size")
     return figure
 
 

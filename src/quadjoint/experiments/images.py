@@ -81,11 +81,6 @@ def _quick(choice: Choice) -> list[Config]:
     return [replace(cell, method=method) for cell in cells for method in methods]
 
 
-def missing(config: Config, home: Path | None) -> str | None:
-    """None if the data of a run are there, else what to do."""
-    return data.missing(config.dataset, data.data_home(home))
-
-
 def run(config: Config, context: Context) -> dict[str, Any]:
     home = data.data_home(context.data)
     train_set = _part(config.dataset, "train", home, config.train_images, config.device)

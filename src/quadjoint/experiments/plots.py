@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import statistics
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -21,12 +23,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from quadjoint.experiments import store
-from quadjoint.experiments.faults import ODD_RECORD, Refusal
+from quadjoint.experiments.faults import ODD_RECORD, Refusal, one_line
 from quadjoint.experiments.files import write_whole
 
 Record = dict[str, Any]
 Records = list[Record]
 Drawer = Callable[[Records], Figure | None]
+T = TypeVar("T")
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito), and a marker for each as well.
 STYLES: dict[str, dict[str, Any]] = {
@@ -92,6 +95,17 @@ def value(record: Record, *path: str) -> float | None:
     return node if isinstance(node, int | float) and not isinstance(node, bool) else None
 
 
+def spread_out(items: Sequence[T], most: int) -> list[T]:
+    """At most so many of the items: the first, the last, and others evenly between. What fits a page is drawn.
+
+    >>> spread_out(range(100), 4), spread_out("ab", 4)
+    ([0, 33, 66, 99], ['a', 'b'])
+    """
+    if len(items) <= most:
+        return list(items)
+    return [items[i * (len(items) - 1) // (most - 1)] for i in range(most)]
+
+
 def canvas(rows: int, columns: int, *, width: float = 4.4, height: float = 3.2) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     axes = [figure.add_subplot(rows, columns, i + 1) for i in range(rows * columns)]
@@ -145,8 +159,8 @@ def against_width(ax: Axes, records: Records, *path: str) -> None:
 
 
 def name_widths(ax: Axes, records: Records) -> None:
-    """Mark the widths that there are, not powers of ten."""
-    widths = sorted({r["config"]["width"] for r in records})
+    """Mark the widths that there are (some, if they are many), not powers of ten."""
+    widths = spread_out(sorted({r["config"]["width"] for r in records}), 12)
     ax.set_xticks(widths, [str(w) for w in widths], minor=False)
     ax.set_xticks([], minor=True)
 
@@ -242,18 +256,24 @@ def pictures(results: store.Results, say: Callable[[str], object]) -> dict[str, 
     for experiment, figures in FIGURES.items():
         records = results.of(experiment)
         for name, draw in figures.items():
-            try:
-                figure = draw(records) if records else None
-                if figure is not None:
-                    drawn[name] = as_svg(figure)
-            except ODD_RECORD as error:
-                say(f"figure {name} left out: a record of {experiment} is not as expected ({error!r})")
+            with warnings.catch_warnings(record=True) as heard:
+                warnings.simplefilter("always")
+                try:
+                    figure = draw(records) if records else None
+                    if figure is not None:
+                        drawn[name] = as_svg(figure)
+                except ODD_RECORD as error:
+                    say(
+                        f"figure {name} left out: a record of {experiment} is not as expected ({one_line(repr(error))})"
+                    )
+            for message in sorted({one_line(warning.message) for warning in heard}):
+                say(f"figure {name}: {message}")
     return drawn
 
 
 def as_svg(figure: Figure) -> bytes:
-    """The figure as SVG, byte for byte the same for the same results."""
-    buffer = io.BytesIO()
+    """The figure as SVG, byte for byte the same for the same results, without the characters that XML cannot hold."""
+    buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": "quadjoint"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
+    return re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]", "", buffer.getvalue()).encode()

@@ -136,7 +136,10 @@ def matching_curves(curve: str, methods: tuple[str, ...], *, relative: float) ->
         if len(found) < 2:
             return UNKNOWN
         gaps = [max(values) - min(values) for values in zip(*found.values(), strict=True)]
-        gap = max(gaps) / max(values[0] for values in found.values())
+        first = max(values[0] for values in found.values())
+        if not first > 0:
+            return UNKNOWN
+        gap = max(gaps) / first
         epoch = gaps.index(max(gaps)) + 1
         words = f"width {width}: at most {100 * gap:.2g} % of the first value apart (epoch {epoch} of {len(gaps)})"
         return Finding(gap <= relative, words)

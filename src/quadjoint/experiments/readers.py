@@ -6,13 +6,17 @@ else in a sentence that names the file.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
+import math
 import pickle
+import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -20,6 +24,12 @@ from quadjoint.experiments.faults import Refusal
 
 Images = tuple[np.ndarray, np.ndarray]
 CIFAR_ROW = 1 + 3 * 32 * 32  # a label and three planes
+
+# Bytes of the largest published file of each kind, unzipped: nothing is read beyond them.
+LARGEST_IDX = 60_000 * 28 * 28
+LARGEST_BATCH = 10_000 * CIFAR_ROW
+LARGEST_PICKLE = 32_000_000
+LARGEST_MAT = 73_257 * 3 * 32 * 32 + 1_000_000
 
 # The pickled batches of CIFAR-10 as its authors publish them. A pickle can run code, so no other is opened.
 CIFAR_PICKLES = {
@@ -33,24 +43,33 @@ CIFAR_PICKLES = {
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The array in an idx file of unsigned bytes, plain or gzipped."""
-    data = path.read_bytes()
-    if data[:2] == b"\x1f\x8b":
+    """The array in an idx file of unsigned bytes, plain or gzipped; read no further than its header announces."""
+    with open(path, "rb") as raw, gzip.GzipFile(fileobj=raw) as unzipped:
+        zipped = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
         try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
+            return _read_idx(cast(BinaryIO, unzipped) if zipped else raw, path)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise Refusal(f"{path} is a damaged or cut-off gzip file ({error})") from None
-    if len(data) < 4 or data[:3] != b"\x00\x00\x08" or not 1 <= data[3] <= 4:
-        raise Refusal(f"{path} is not an idx file of bytes (it begins with {data[:4].hex() or 'nothing'})")
-    start = 4 + 4 * data[3]
-    if len(data) < start:
+
+
+def _read_idx(stream: BinaryIO, path: Path) -> np.ndarray:
+    magic = stream.read(4)
+    if len(magic) < 4 or magic[:3] != b"\x00\x00\x08" or not 1 <= magic[3] <= 4:
+        raise Refusal(f"{path} is not an idx file of bytes (it begins with {magic.hex() or 'nothing'})")
+    header = stream.read(4 * magic[3])
+    if len(header) < 4 * magic[3]:
         raise Refusal(f"{path} is cut off in its header")
-    shape = np.frombuffer(data, ">u4", count=data[3], offset=4).astype(np.int64)
-    wanted = start + int(np.prod(shape, dtype=object))
-    if len(data) != wanted:
-        what = "cut off" if len(data) < wanted else "too long"
-        raise Refusal(f"{path} is {what}: {len(data)} bytes where its header announces {wanted}")
-    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+    shape = [int(side) for side in np.frombuffer(header, ">u4")]
+    size = math.prod(shape)
+    if size > LARGEST_IDX:
+        raise Refusal(f"{path} announces {size} bytes; the largest file of MNIST has {LARGEST_IDX}")
+    content = stream.read(size + 1)
+    if len(content) < size:
+        raise Refusal(f"{path} is cut off: {len(content)} bytes where its header announces {size}")
+    if len(content) > size:
+        raise Refusal(f"{path} is too long: its header announces {size} bytes")
+    return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def read_mnist(images: Path, labels: Path) -> Images:
@@ -58,6 +77,8 @@ def read_mnist(images: Path, labels: Path) -> Images:
     x, y = read_idx(images), read_idx(labels)
     if x.ndim != 3 or y.ndim != 1:
         raise Refusal(f"{images} and {labels} do not hold images and labels (dimensions {x.ndim} and {y.ndim})")
+    if x.shape[1:] != (28, 28):
+        raise Refusal(f"{images} holds images of {x.shape[1]} by {x.shape[2]}; those of MNIST are 28 by 28")
     if len(x) != len(y):
         raise Refusal(f"{images} has {len(x)} images, {labels} has {len(y)} labels")
     return x[:, None], _labels(y, labels)
@@ -65,6 +86,7 @@ def read_mnist(images: Path, labels: Path) -> Images:
 
 def read_cifar_binary(path: Path) -> Images:
     """One binary batch: rows of a label and 3072 bytes, red, green and blue planes."""
+    _refuse_larger(path, LARGEST_BATCH)
     data = np.fromfile(path, np.uint8)
     if not len(data) or len(data) % CIFAR_ROW:
         raise Refusal(f"{path} is cut off or no CIFAR-10 batch: {len(data)} bytes is no multiple of {CIFAR_ROW}")
@@ -74,6 +96,7 @@ def read_cifar_binary(path: Path) -> Images:
 
 def read_cifar_pickle(path: Path, known: dict[str, str] | None = None) -> Images:
     """One pickled batch, opened only if its MD5 sum is that of a published one, and then only as plain arrays."""
+    _refuse_larger(path, LARGEST_PICKLE)
     data = path.read_bytes()
     digest = hashlib.md5(data, usedforsecurity=False).hexdigest()
     if digest not in (CIFAR_PICKLES if known is None else known):
@@ -111,6 +134,7 @@ def read_svhn(path: Path) -> Images:
     """Cropped digits: X is (32, 32, 3, N), and the digit 0 has the label 10."""
     from scipy.io import loadmat
 
+    _refuse_inflated(path)
     try:
         content = loadmat(path, variable_names=["X", "y"])
         x, y = content["X"], content["y"]
@@ -120,7 +144,40 @@ def read_svhn(path: Path) -> Images:
         raise Refusal(f"{path} is cut off or no SVHN file ({type(error).__name__}: {error})") from None
     if x.ndim != 4 or x.shape[:3] != (32, 32, 3) or x.dtype != np.uint8 or y.size != x.shape[3]:
         raise Refusal(f"{path} does not hold SVHN digits (X has shape {x.shape} of {x.dtype}, y has {y.size})")
+    if y.dtype.kind not in "uif" or not np.isin(y, range(11)).all():
+        raise Refusal(f"{path} has labels that are no digits")
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), _labels(y.reshape(-1) % 10, path)
+
+
+def _refuse_larger(path: Path, most: int) -> None:
+    if path.stat().st_size > most:
+        raise Refusal(f"{path} has {path.stat().st_size} bytes; the largest published file of its kind has {most}")
+
+
+def _refuse_inflated(path: Path) -> None:
+    """Refuse a .mat file that unzips to more than SVHN's; one that is damaged is left to SciPy's complaints."""
+    _refuse_larger(path, LARGEST_MAT)
+    size = 0
+    with contextlib.suppress(zlib.error):
+        for piece in _inflated(path):
+            size += len(piece)
+            if size > LARGEST_MAT:
+                raise Refusal(f"{path} holds more than {LARGEST_MAT} bytes when unzipped, which SVHN's files do not")
+
+
+def _inflated(path: Path) -> Iterator[bytes]:
+    """The compressed elements of a .mat file (a header, then kind, length and content of each), unzipped in pieces."""
+    with open(path, "rb") as file:
+        order = ">" if file.read(128)[126:] == b"MI" else "<"
+        while len(tag := file.read(8)) == 8:
+            kind, length = struct.unpack(f"{order}2I", tag)
+            end, inflate = file.tell() + length, zlib.decompressobj()
+            while kind == 15 and not inflate.eof:
+                piece = inflate.unconsumed_tail or file.read(min(1 << 16, end - file.tell()))
+                if not piece:
+                    break
+                yield inflate.decompress(piece, 1 << 16)
+            file.seek(end)
 
 
 def _labels(y: np.ndarray, path: Path) -> np.ndarray:

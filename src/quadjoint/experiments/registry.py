@@ -1,4 +1,5 @@
-"""The experiments by name. A new one is a module with the members of `Experiment` and a line here."""
+"""From the name of an experiment to its module. A new one is a module with the members of `Experiment` and a line in
+`names`."""
 
 from __future__ import annotations
 
@@ -6,18 +7,10 @@ import importlib
 from typing import Any, Protocol, cast
 
 from quadjoint.experiments.config import Choice, RunConfig
+from quadjoint.experiments.names import EXPERIMENTS
 from quadjoint.experiments.training import Context
 
-_MODULES = {
-    "toy-gradient": "toy_gradient",
-    "memory": "memory",
-    "nested-spheres": "nested_spheres",
-    "sines": "sines",
-    "images": "images",
-    "ou": "ou",
-    "crossing": "crossing",
-}
-NAMES = tuple(_MODULES)
+NAMES = tuple(EXPERIMENTS)
 
 
 class Experiment(Protocol):
@@ -37,6 +30,6 @@ class Experiment(Protocol):
 
 
 def experiment(name: str) -> Experiment:
-    if name not in _MODULES:
+    if name not in EXPERIMENTS:
         raise ValueError(f"there is no experiment {name!r}; choose one of {', '.join(NAMES)} or all")
-    return cast(Experiment, importlib.import_module(f"quadjoint.experiments.{_MODULES[name]}"))
+    return cast(Experiment, importlib.import_module(f"quadjoint.experiments.{name.replace('-', '_')}"))

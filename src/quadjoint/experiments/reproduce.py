@@ -9,16 +9,20 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
-from quadjoint.experiments import store
+from quadjoint.experiments import data, store
+from quadjoint.experiments.cluster import on_ray, require_ray
 from quadjoint.experiments.config import Choice
-from quadjoint.experiments.display import Board, describe
+from quadjoint.experiments.display import Board, describe, duration
+from quadjoint.experiments.estimate import Estimate, makespan
 from quadjoint.experiments.execute import Job
-from quadjoint.experiments.faults import Refusal
+from quadjoint.experiments.faults import Halt, Refusal
 from quadjoint.experiments.registry import NAMES, experiment
-from quadjoint.experiments.scheduler import Backend, local, on_ray, sweep, together
+from quadjoint.experiments.scheduler import Backend, Event, local, sweep, together
 from quadjoint.experiments.workers import Team, join, leave, under_torchrun
 
 
@@ -37,6 +41,12 @@ class Request:
     jobs: int = 1
     ray: str | None = None
     list_only: bool = False
+    dry_run: bool = False
+
+    @property
+    def only_plan(self) -> bool:
+        """Whether nothing is to be run."""
+        return self.list_only or self.dry_run
 
 
 def reproduce(request: Request, console: Console) -> int:
@@ -48,19 +58,50 @@ def reproduce(request: Request, console: Console) -> int:
         console.print(escape(problem), highlight=False)
     finished = results.keys()
     todo = [job for job in jobs if job.key not in finished]
+    estimate = Estimate.of(results.records)
     if request.list_only:
         for job in jobs:
             console.print(f"{'waiting' if job in todo else 'done   '} {escape(describe(job))}", highlight=False)
+    if request.dry_run:
+        console.print(plan(jobs, todo, estimate))
+        console.print(f"{_outlook(todo, estimate, request)} Nothing was run.", highlight=False)
+    if request.only_plan:
         return 0
     team = join(request.device)
     if not team.leads:
         console = Console(quiet=True)
     before = len(jobs) - len(todo)
-    console.print(f"{len(jobs)} runs, {before} of them done before; results in {request.out}", highlight=False)
+    console.print(
+        f"{len(jobs)} runs, {before} of them done before; results in {request.out}. "
+        f"{_outlook(todo, estimate, request)}",
+        highlight=False,
+    )
     try:
-        return _sweep(request, jobs, todo, team, console)
+        return _sweep(request, jobs, todo, team, console, estimate)
     finally:
         leave(team)
+
+
+def plan(jobs: list[Job], todo: list[Job], estimate: Estimate) -> Table:
+    """How many runs of each experiment there are, are done and are to do, and how much computation that is."""
+    table = Table("experiment", box=SIMPLE_HEAD)
+    for name in ("runs", "done", "to do", "computation"):
+        table.add_column(name, justify="right")
+    for name in (*(name for name in NAMES if any(job.experiment == name for job in jobs)), "all"):
+        every, left = ([job for job in part if name in (job.experiment, "all")] for part in (jobs, todo))
+        seconds = duration(sum(estimate.seconds(job) for job in left)) if left else ""
+        table.add_row(name, str(len(every)), str(len(every) - len(left)), str(len(left)), seconds)
+    return table
+
+
+def _outlook(todo: list[Job], estimate: Estimate, request: Request) -> str:
+    """How long the runs will take from now to the end, and by what this is judged."""
+    if not todo:
+        return "All runs are done."
+    seconds = makespan([], [estimate.seconds(job) for job in todo], request.jobs)
+    judged = f"by {estimate.taken[()][0]} runs done before" if estimate.taken else "by runs on another machine"
+    processes = "one process" if request.jobs == 1 else f"{request.jobs} processes"
+    return f"About {duration(seconds)} with {processes}, judged {judged}."
 
 
 def planned(request: Request) -> list[Job]:
@@ -77,36 +118,28 @@ def planned(request: Request) -> list[Job]:
     return slow_first([Job(module.NAME, config) for module in modules for config in module.grid(choice)])
 
 
-# From long runs to short ones, so that no process is left with a long run when the others have none.
-_EXPERIMENTS = ("ou", "images", "sines", "nested-spheres", "crossing", "memory", "toy-gradient")
-_METHODS = ("torchsde-adjoint", "torchsde-direct", "adjoint", "seminorm", "gq-paper", "gq")
-
-
 def slow_first(jobs: list[Job]) -> list[Job]:
-    """The runs in the order in which to start them: long experiments, wide models and slow methods first."""
-
-    def place(job: Job) -> tuple[int, int, int]:
-        rank = _METHODS.index(job.config.method) if job.config.method in _METHODS else len(_METHODS)
-        return _EXPERIMENTS.index(job.experiment), -job.config.width, rank
-
-    return sorted(jobs, key=place)
+    """The runs in the order in which to start them: no process is left with a long run when the others have none."""
+    return sorted(jobs, key=Estimate().seconds, reverse=True)
 
 
 def _with_data(jobs: list[Job], request: Request, console: Console) -> list[Job]:
-    """Without the runs whose data are not there, which is said; refused if that leaves none."""
-    absent: dict[str, str] = {}
+    """Without the runs whose data are not there or damaged, which is said; refused if that leaves none."""
+    home = data.data_home(request.data)
+    complaints: dict[str, str | None] = {}
     kept = []
     for job in jobs:
-        lacks = getattr(experiment(job.experiment), "missing", None)
-        complaint = lacks(job.config, request.data) if lacks else None
-        if complaint is None:
+        name = getattr(job.config, "dataset", None)
+        if name is not None and name not in complaints:
+            # Every process would find the damage, each in a traceback of its own.
+            complaints[name] = data.missing(name, home) or (None if request.only_plan else data.damaged(name, home))
+        if name is None or complaints[name] is None:
             kept.append(job)
-        else:
-            absent[complaint] = job.experiment
+    absent = {name: complaint for name, complaint in complaints.items() if complaint is not None}
     if jobs and not kept:
-        raise Refusal("; ".join(absent))
-    for complaint, name in absent.items():
-        console.print(f"{name}: runs left out, {complaint}", highlight=False, markup=False, soft_wrap=True)
+        raise Refusal("; ".join(absent.values()))
+    for name, complaint in absent.items():
+        console.print(f"runs on {name} left out: {complaint}", highlight=False, markup=False, soft_wrap=True)
     return kept
 
 
@@ -118,33 +151,49 @@ def _check(request: Request) -> None:
         raise Refusal(f"the device {request.device!r} cannot be used here: {reason}") from None
     if request.ray and under_torchrun():
         raise Refusal("--ray and torchrun exclude each other")
+    if request.ray:
+        require_ray()
 
 
-def _sweep(request: Request, jobs: list[Job], todo: list[Job], team: Team, console: Console) -> int:
+def _sweep(request: Request, jobs: list[Job], todo: list[Job], team: Team, console: Console, estimate: Estimate) -> int:
     backend, workers = _backend(request, team)
-    board = Board(todo, done_before=len(jobs) - len(todo), workers=workers, console=console)
+    board = Board(todo, done_before=len(jobs) - len(todo), workers=workers, console=console, estimate=estimate)
     before = signal.signal(signal.SIGTERM, _end)
     try:
         with board:
             failures = sweep(todo, backend, request.out, board, team)
     except store.Busy as busy:
         raise Refusal(str(busy)) from None
+    except Halt as halt:
+        raise Refusal(f"{halt}; stopped, {_kept(board, request)}") from None
+    except BrokenPipeError:
+        raise Refusal(f"nobody reads the output any more; stopped, {_kept(board, request)}") from None
     except KeyboardInterrupt:
-        console.print(
-            f"Stopped: {board.done} of {board.total} runs are done and kept in {request.out}. "
-            "The same command goes on from here.",
-            highlight=False,
-        )
+        console.print(f"Stopped, {_kept(board, request)}.", highlight=False)
         return 130
     finally:
         signal.signal(signal.SIGTERM, before)
-    for failure in failures:
-        if failure.job is not None:
-            console.print(f"FAILED {escape(describe(failure.job))}\n{escape(failure.message)}", highlight=False)
+    _say_failures(failures, console)
     console.print(f"{board.done - len(failures)} of {board.total} runs done.", highlight=False)
     if team.leads:
         _publish(request.out, console)
     return 1 if failures else 0
+
+
+def _kept(board: Board, request: Request) -> str:
+    done = f"{board.done - len(board.failed)} of {board.total} runs are done and kept in {request.out}"
+    return f"{done}; the same command goes on from here"
+
+
+def _say_failures(failures: list[Event], console: Console) -> None:
+    """Each kind of failure once, in full for the first run that met it."""
+    kinds: dict[str, list[Event]] = {}
+    for failure in failures:
+        kinds.setdefault(failure.message.strip().splitlines()[-1], []).append(failure)
+    for group in kinds.values():
+        runs = [describe(event.job) for event in group if event.job is not None]
+        names = runs[0] + (f" and {len(runs) - 1} more" if len(runs) > 1 else "")
+        console.print(f"FAILED {escape(names)}\n{escape(group[0].message.strip())}", highlight=False)
 
 
 def _backend(request: Request, team: Team) -> tuple[Backend, int]:

@@ -1,4 +1,4 @@
-"""Many runs at once: processes of this machine, the tasks of a Ray cluster, or torchrun's team.
+"""Many runs at once: processes of this machine or torchrun's team (`cluster` has Ray's).
 
 A backend is a generator of events. The driver (`sweep`) alone writes results, so that whatever is killed, a run is
 either finished, with its line on the disk, or it goes on from its checkpoint next time.
@@ -7,7 +7,6 @@ either finished, with its line on the disk, or it goes on from its checkpoint ne
 from __future__ import annotations
 
 import contextlib
-import logging
 import multiprocessing
 import os
 import signal
@@ -25,15 +24,16 @@ import torch
 
 from quadjoint.experiments import store
 from quadjoint.experiments.execute import Job, checkpoint_path, execute
+from quadjoint.experiments.faults import Halt, Refusal
 from quadjoint.experiments.training import Context, Progress
 from quadjoint.experiments.workers import Team
 
-_TICK = 0.25  # seconds between two looks at the clock while nothing happens
+TICK = 0.25  # seconds between two looks at the clock while nothing happens
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something happened: ``kind`` is started, progress, finished, failed or tick."""
+    """Something happened: ``kind`` is started, progress, finished, failed, halted or tick."""
 
     kind: str
     job: Job | None = None
@@ -50,7 +50,8 @@ def sweep(
 ) -> list[Event]:
     """Do all jobs that have no result yet; returns the failures. Every result is on the disk before it is shown.
 
-    In a team, all do the runs and the leader writes.
+    The first result or checkpoint that cannot be written ends all (`Halt`). In a team, all do the runs and the leader
+    writes.
     """
     team = team or Team()
     results = out / store.RESULTS
@@ -66,11 +67,36 @@ def sweep(
             for event in events:
                 if event.kind == "failed":
                     failures.append(event)
+                if event.kind == "halted":
+                    raise Halt(event.message)
                 if event.kind == "finished" and event.job is not None and team.leads:
-                    store.append(results, event.record)
+                    _keep(results, event.record)
                     checkpoint_path(out, event.job).unlink(missing_ok=True)
                 watch(event)
     return failures
+
+
+def _keep(results: Path, record: dict[str, Any]) -> None:
+    try:
+        store.append(results, record)
+    except OSError as error:
+        raise Halt(f"{results} cannot be written: {error.strerror}") from error
+
+
+def attempt(job: Job, out: Path, context: Context) -> tuple[str, Any]:
+    """How a run ended, as it can be sent between processes: finished with its record, failed or halted with words."""
+    try:
+        return "finished", execute(job, out, context)
+    except Halt as halt:
+        return "halted", str(halt)
+    except Refusal as refusal:
+        return "failed", str(refusal)
+    except Exception:
+        return "failed", traceback.format_exc()
+
+
+def ended(job: Job | None, kind: str, content: Any) -> Event:
+    return Event(kind, job, record=content) if kind == "finished" else Event(kind, job, message=content)
 
 
 # Processes of this machine ------------------------------------------------------------------------------
@@ -88,7 +114,7 @@ def local(workers: int, out: Path, data: Path | None = None) -> Backend:
                 for worker in crew:
                     if worker.job is None and waiting:
                         yield worker.give(waiting.pop())
-                ready = wait([worker.pipe for worker in crew if worker.job], timeout=_TICK)
+                ready = wait([worker.pipe for worker in crew if worker.job], timeout=TICK)
                 for worker in [w for w in crew if w.pipe in ready]:
                     event = worker.take()
                     if not worker.process.is_alive() and worker.job is None and event.kind == "failed":
@@ -112,7 +138,7 @@ class _Worker:
         lifeline, self.lifeline = context.Pipe(duplex=False)
         self.job: Job | None = None
         self.process: BaseProcess = context.Process(target=_serve, args=(theirs, lifeline, out, data), daemon=True)
-        with _environment(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR"):
+        with _environment(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR"), _deaf_to_ctrl_c():
             self.process.start()
         theirs.close()
         lifeline.close()
@@ -135,9 +161,7 @@ class _Worker:
         if kind == "progress":
             return Event("progress", job, progress=content)
         self.job = None
-        if kind == "finished":
-            return Event("finished", job, record=content)
-        return Event("failed", job, message=content)
+        return ended(job, kind, content)
 
     def end(self) -> None:
         self.lifeline.close()
@@ -151,7 +175,7 @@ class _Worker:
 
 def _serve(pipe: Connection, lifeline: Connection, out: Path, data: Path | None) -> None:
     """The life of a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to answer, also where it cannot be blocked
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
     torch.set_num_threads(1)
@@ -166,18 +190,26 @@ def _serve(pipe: Connection, lifeline: Connection, out: Path, data: Path | None)
     context = Context(data=data, progress=tell)
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            job = pipe.recv()
-            try:
-                answer: tuple[str, Any] = ("finished", execute(job, out, context))
-            except Exception:
-                answer = ("failed", traceback.format_exc())
-            pipe.send(answer)
+            pipe.send(attempt(pipe.recv(), out, context))
 
 
 def _end_with_parent(lifeline: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         lifeline.recv()
     os._exit(1)
+
+
+@contextlib.contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """A process that is started within this never hears Ctrl-C, not even while it imports; this one hears it after."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
@@ -208,50 +240,3 @@ def together(team: Team, out: Path, data: Path | None = None) -> Backend:
             yield Event("finished", job, record=record)
 
     return run
-
-
-# Ray --------------------------------------------------------------------------------------------------------
-
-
-def on_ray(address: str, out: Path, data: Path | None = None) -> Backend:
-    """Every run a task of a Ray cluster (``auto``, ``local`` or its address); the driver collects the results.
-
-    Checkpoints lie where the task runs; with a file system that all machines share, an interrupted run resumes
-    on any of them.
-    """
-
-    def run(jobs: list[Job]) -> Generator[Event, None, None]:
-        try:
-            import ray
-        except ImportError as error:
-            raise RuntimeError("--ray needs Ray: pip install 'quadjoint[ray]'") from error
-        options = {"num_cpus": os.cpu_count()} if address == "local" else {"address": address}
-        ray.init(**options, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        try:
-            task = ray.remote(num_cpus=1, max_retries=0)(_ray_task)
-            waiting = jobs[::-1]
-            pending: dict[Any, Job] = {}
-            places = max(1, int(ray.cluster_resources().get("CPU", 1)))
-            while waiting or pending:
-                while waiting and len(pending) < places:
-                    job = waiting.pop()
-                    pending[task.remote(job, out, data)] = job
-                    yield Event("started", job)
-                ready, _ = ray.wait(list(pending), num_returns=1, timeout=_TICK)
-                if not ready:
-                    yield Event("tick")
-                for reference in ready:
-                    job = pending.pop(reference)
-                    try:
-                        yield Event("finished", job, record=ray.get(reference))
-                    except ray.exceptions.RayError as error:
-                        yield Event("failed", job, message=str(error))
-        finally:
-            ray.shutdown()
-
-    return run
-
-
-def _ray_task(job: Job, out: Path, data: Path | None) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    return execute(job, out, Context(data=data))

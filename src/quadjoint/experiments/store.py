@@ -1,8 +1,13 @@
-"""Results: one JSON line per finished run, appended so that no line is ever lost or half-written."""
+"""Results: one JSON line per finished run, appended so that no line is ever lost or half-written.
+
+Each line carries a checksum of its content, by which a digit that was changed later is noticed. Lines without one,
+which older versions wrote, are read as they are.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -18,6 +23,7 @@ except ImportError:  # Windows: one writer at a time is then up to the user
 
 SCHEMA = 1
 RESULTS = "results.jsonl"
+CHECKSUM = "checksum"
 _REQUIRED = {"schema": int, "key": str, "experiment": str, "config": dict, "status": str, "result": dict}
 
 
@@ -49,7 +55,8 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
     A cut-off last line (a writer that died within its write) is closed by a newline first, so that it cannot
     swallow ours; a write that fails half-way (a full disk) is taken back.
     """
-    line = json.dumps(finite(record), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    content = finite(record)
+    line = json.dumps(content | {CHECKSUM: checksum(content)}, allow_nan=False, separators=(",", ":")).encode() + b"\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.with_name(f".{path.name}.lock")), open(path, "ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
@@ -94,18 +101,47 @@ def read(path: Path) -> Results:
         if not line.strip():
             continue
         try:
-            record = json.loads(line, parse_int=_integer)
-        except OverflowError:
-            problems.append(f"{path.name} line {number}: holds a number that is too large; skipped")
-            continue
-        except (ValueError, RecursionError):
-            problems.append(f"{path.name} line {number}: not JSON (cut off?); skipped")
-            continue
-        if complaint := _complaint(record):
-            problems.append(f"{path.name} line {number}: {complaint}; skipped")
+            record = _parsed(line)
+        except _Unusable as reason:
+            problems.append(f"{path.name} line {number}: {reason}; skipped")
         else:
             records[record["key"]] = record
     return Results(list(records.values()), problems)
+
+
+def checksum(record: Mapping[str, Any]) -> str:
+    """The first 16 digits of the SHA-256 sum of a record in its canonical form (names in order, no spaces).
+
+    >>> checksum({"b": 1.5, "a": [None, "x"]}) == checksum({"a": [None, "x"], "b": 1.5})
+    True
+    """
+    text = json.dumps(record, allow_nan=False, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class _Unusable(ValueError):
+    """A line is no record of a run; the message says why."""
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """The record in a line. NaN and infinities, which are no JSON but which Python writes, become None."""
+    try:
+        record = json.loads(line.decode(), parse_int=_integer, parse_float=_number, parse_constant=lambda name: None)
+    except OverflowError:
+        raise _Unusable("holds a number that is too large") from None
+    except (ValueError, RecursionError):
+        raise _Unusable("not JSON (cut off?)") from None
+    if complaint := _complaint(record):
+        raise _Unusable(complaint)
+    if b"\\ud" in line.lower():
+        try:
+            json.dumps(record, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise _Unusable("holds half of a character (a lone surrogate)") from None
+    claimed = record.pop(CHECKSUM, None)
+    if claimed is not None and claimed != checksum(record):
+        raise _Unusable("its checksum differs: it was changed after it was written")
+    return dict(record)
 
 
 def _integer(text: str) -> int:
@@ -114,18 +150,28 @@ def _integer(text: str) -> int:
     return int(text)
 
 
+def _number(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
 def _complaint(record: Any) -> str | None:
     if not isinstance(record, dict):
         return "not a record of a run"
     for name, kind in _REQUIRED.items():
-        if not isinstance(record.get(name), kind):
+        if not _is(record.get(name), kind):
             return f"not a record of a run ({name!r} is missing or not {kind.__name__})"
     if record["schema"] != SCHEMA:
         return f"written in format {record['schema']}, this version reads {SCHEMA}"
     for name, kind in (("method", str), ("width", int), ("seed", int)):
-        if not isinstance(record["config"].get(name), kind):
+        if not _is(record["config"].get(name), kind):
             return f"not a record of a run (config {name!r} is missing or not {kind.__name__})"
     return None
+
+
+def _is(value: Any, kind: type) -> bool:
+    """Whether a value is of a kind; to JSON, true is no number."""
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
 def finite(value: Any) -> Any:

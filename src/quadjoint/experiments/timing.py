@@ -120,8 +120,7 @@ def _commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        if git("ls-files", "--error-unmatch", "measure.py") == "":
-            return None
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # fails in a folder that is within another checkout
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", "..") else "")
     except (OSError, subprocess.SubprocessError):
         return None

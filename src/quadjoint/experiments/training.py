@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from quadjoint.errors import SolveError
 from quadjoint.experiments.contenders import lean
-from quadjoint.experiments.faults import ODD_RECORD
+from quadjoint.experiments.faults import ODD_RECORD, Halt
 from quadjoint.experiments.files import write_whole
 from quadjoint.experiments.timing import gradient, gradient_errors, peak_memory
 from quadjoint.experiments.workers import Team
@@ -167,7 +167,10 @@ class _Checkpoint:
         start = time.perf_counter()
         if self.path is None or start - self.saved < 20 * self.cost:
             return
-        write_whole(self.path, partial(torch.save, state.as_dict()))
+        try:
+            write_whole(self.path, partial(torch.save, state.as_dict()))
+        except OSError as error:
+            raise Halt(f"the checkpoint {self.path} cannot be written: {error.strerror}") from error
         self.saved = time.perf_counter()
         self.cost = self.saved - start
 

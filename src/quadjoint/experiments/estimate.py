@@ -1,0 +1,182 @@
+"""How long runs will take: from recorded runs, scaled to the size of a run and to the speed of this machine.
+
+``seconds.json`` has what runs of every kind took on one core. It is made from a finished sweep by
+
+    python -m quadjoint.experiments.estimate results/quick
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from quadjoint.experiments import store
+from quadjoint.experiments.config import as_dict
+from quadjoint.experiments.execute import Job
+from quadjoint.experiments.faults import ODD_RECORD
+
+TABLE = Path(__file__).with_name("seconds.json")
+_ROWS = ("points", "curves", "starts", "train_images")  # what an experiment calls its training samples
+_IMAGES = {"mnist": 60_000, "cifar10": 50_000, "svhn": 73_257}
+_NUMBERS = {"width": 1.0, "batch": 1.0, "times": 1.0, "cosines": 1.0, "rtol": 1.0, "c": 0.3}  # and how much they matter
+_WORDS = ("method", "dataset", "spacing")
+_KNEES = {"images": 50.0, "memory": math.inf, "toy-gradient": math.inf}  # widths from which the weights are the cost
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What runs with these settings took: a training step, what is done once, and the evaluation after an epoch."""
+
+    experiment: str
+    settings: dict[str, Any]
+    step: float
+    once: float
+    epoch: float
+
+
+def expected(experiment: str, settings: Settings) -> float | None:
+    """Seconds of a run by the nearest recorded one, on the machine of the record; None for an unknown experiment."""
+    cells = [cell for cell in _table() if cell.experiment == experiment]
+    if not cells:
+        return None
+    near = min(cells, key=lambda cell: _distance(cell.settings, settings))
+    scale = settings.get("batch", 1) / near.settings.get("batch", 1)
+    knee = _KNEES.get(experiment, 300.0)
+    scale *= (1 + (settings["width"] / knee) ** 2) / (1 + (near.settings["width"] / knee) ** 2)
+    epochs, steps = _epochs_and_steps(settings)
+    return scale * (near.step * steps + near.once) + near.epoch * epochs
+
+
+def _epochs_and_steps(settings: Settings) -> tuple[int, int]:
+    epochs = settings.get("epochs", 1)
+    rows = next((settings[name] for name in _ROWS if name in settings), 1) or _IMAGES.get(
+        settings.get("dataset", ""), 1
+    )
+    return epochs, epochs * math.ceil(rows / settings.get("batch", rows))
+
+
+def _distance(one: Settings, other: Settings) -> float:
+    """Words that differ are far apart, the method furthest; numbers by their ratio."""
+    far = sum(100.0 if name == "method" else 10.0 for name in _WORDS if one.get(name) != other.get(name))
+    for name, weight in _NUMBERS.items():
+        if name in one and name in other:
+            shift = 1.0 if name == "cosines" else 0.0  # there may be none
+            far += weight * abs(math.log((one[name] + shift) / (other[name] + shift)))
+    return far
+
+
+@dataclass
+class Estimate:
+    """Expected seconds of runs, corrected by what other runs took here: the more alike, the more they count.
+
+    ``taken`` has, for every kind of run, how many there were, their seconds and what the table expects of them.
+    """
+
+    taken: dict[tuple[Any, ...], tuple[int, float, float]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(records: Iterable[Mapping[str, Any]]) -> Estimate:
+        """The estimate that these runs allow."""
+        estimate = Estimate()
+        for record in records:
+            estimate.learn(record)
+        return estimate
+
+    def learn(self, record: Mapping[str, Any]) -> None:
+        """Take a run into account; one that gave up, or whose record makes no sense, tells nothing."""
+        experiment, settings, seconds = record["experiment"], record["config"], record.get("seconds")
+        if record["status"] != "done" or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+            return
+        with contextlib.suppress(*ODD_RECORD):
+            by_table = expected(experiment, settings) or seconds
+            for kind in _kinds(experiment, settings):
+                count, actual, table = self.taken.get(kind, (0, 0.0, 0.0))
+                self.taken[kind] = count + 1, actual + seconds, table + by_table
+
+    def seconds(self, job: Job) -> float:
+        """What a run will take; of an experiment without records, what a run took on average."""
+        by_table, kinds = _known(job)
+        for kind in kinds:
+            if kind in self.taken:
+                count, actual, table = self.taken[kind]
+                return actual / count if by_table is None else by_table * actual / table
+        return 0.0 if by_table is None else by_table
+
+
+@lru_cache(maxsize=100_000)
+def _known(job: Job) -> tuple[float | None, list[tuple[Any, ...]]]:
+    settings = as_dict(job.config)
+    return expected(job.experiment, settings), _kinds(job.experiment, settings)
+
+
+def _kinds(experiment: str, settings: Settings) -> list[tuple[Any, ...]]:
+    """The groups that a run belongs to, the narrowest first."""
+    method, width, study = (settings.get(name) for name in ("method", "width", "study"))
+    return [(experiment, method, width, study), (experiment, method), (experiment,), ()]
+
+
+def makespan(running: Iterable[float], waiting: Iterable[float], workers: int) -> float:
+    """Seconds until all is done: each worker takes the next run when it is free.
+
+    >>> makespan([5.0], [3.0, 3.0], workers=2)
+    6.0
+    """
+    free = list(running)
+    free += [0.0] * (workers - len(free))
+    heapq.heapify(free)
+    for seconds in waiting:
+        heapq.heapreplace(free, free[0] + seconds)
+    return max(free)
+
+
+@lru_cache(maxsize=1)
+def _table() -> tuple[Cell, ...]:
+    return tuple(Cell(**row) for row in json.loads(TABLE.read_text()))
+
+
+def summarise(records: Iterable[Mapping[str, Any]]) -> list[Cell]:
+    """One cell for all runs that differ in their seeds alone."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for record in records:
+        settings = {name: record["config"][name] for name in (*_WORDS, *_NUMBERS) if name in record["config"]}
+        kind = (record["experiment"], *settings.items())
+        groups[kind].append(record)
+    return [_cell(experiment, dict(settings), group) for (experiment, *settings), group in groups.items()]
+
+
+def _cell(experiment: str, settings: dict[str, Any], group: list[Mapping[str, Any]]) -> Cell:
+    """Of what is not training, up to three steps' worth is done once; the rest is evaluation, after every epoch."""
+    step = _mean(record["result"].get("seconds_per_gradient", 0.0) for record in group)
+    once, epoch = [], []
+    for record in group:
+        epochs, steps = _epochs_and_steps(record["config"])
+        rest = max(0.0, record["seconds"] - step * steps)
+        once.append(min(rest, 3 * step) if step else rest)
+        epoch.append((rest - once[-1]) / epochs)
+    return Cell(experiment, settings, step=_short(step), once=_short(_mean(once)), epoch=_short(_mean(epoch)))
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return math.fsum(numbers) / len(numbers)
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.3g}")
+
+
+if __name__ == "__main__":
+    done = [r for r in store.read(Path(sys.argv[1])).records if r["status"] == "done"]
+    rows = ",\n".join(json.dumps(cell.__dict__) for cell in summarise(done))
+    TABLE.write_text(f"[\n{rows}\n]\n")
+    print(f"{TABLE}: {len(_table())} kinds of runs")

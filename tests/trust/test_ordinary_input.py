@@ -73,15 +73,13 @@ def robertson(t: Tensor, y: Tensor) -> Tensor:
     cases(["Radau", "BDF", "LSODA"], failing=["Radau", "LSODA"], reason="20.3 implicit solvers in float32"),
 )
 def test_implicit_solvers_need_no_more_evaluations_in_float32(solver: str) -> None:
-    """Differences of float32 numbers make a poor Jacobian; there is a better one. 160 evaluations against 66 000."""
+    """Differences of float32 numbers make a poor Jacobian; there is a better one. 79 evaluations against 2218."""
     evaluations = {}
     for dtype in (DTYPE, torch.float32):
         y0 = torch.tensor([1.0, 0.0, 0.0], dtype=dtype)
         options = {"solver": solver}
         with torch.no_grad():
-            sol = qj.solve(
-                robertson, y0, times(0.0, 40.0), method="scipy_solver", options=options, rtol=1e-4, atol=1e-7
-            )
+            sol = qj.solve(robertson, y0, times(0.0, 0.4), method="scipy_solver", options=options, rtol=1e-4, atol=1e-7)
         evaluations[dtype] = sol.stats.forward_evaluations
     assert evaluations[torch.float32] < 2 * evaluations[DTYPE]
 

@@ -7,7 +7,9 @@ A test here states what a user may rely on. One that is expected to fail carries
 from __future__ import annotations
 
 import itertools
+import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -121,6 +123,11 @@ def right_or_refused(
         assert re.search(words, str(error)), f"the error does not name the cause ({words}): {error}"
         return
     assert_close(found, wanted, within=within)
+
+
+def environment() -> dict[str, str]:
+    """The environment for a process of its own that imports what this one imports."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 
 
 @contextmanager

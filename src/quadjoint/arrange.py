@@ -92,7 +92,7 @@ def arrange(
                 f"With event_fn, t holds the initial time and one later for the direction; got {len(times)} times."
             )
     numbers = solver_t.detach().to("cpu", torch.float64).tolist()
-    solver = make_solver(method, options, rtol, atol, layout, solver_t, numbers, y, f)
+    solver = make_solver(method, options, rtol, atol, layout, solver_t, numbers, y, f, event_fn is not None)
     event = None if event_fn is None else lambda s, state: event_fn(s, layout.unpack(state))
     hooks = _hooks(f, layout, progress, numbers)
     spec = Spec(dynamics, solver, make_observer, event, tolerance, hooks, dense)

@@ -77,8 +77,12 @@ def register_method(name: str, tableau: Any) -> None:
 
 
 def make_solver(method: str, options: dict[str, Any], rtol: Any, atol: Any, layout: Layout,
-                t: Tensor, times: list[float], y0: Tensor, f: Callable[..., Any]) -> Solver:  # fmt: skip
-    """Check ``options`` and build the solver; ``t`` and ``times`` are the observation times, tensor and floats."""
+                t: Tensor, times: list[float], y0: Tensor, f: Callable[..., Any],
+                open_end: bool = False) -> Solver:  # fmt: skip
+    """Check ``options`` and build the solver; ``t`` and ``times`` are the observation times, tensor and floats.
+
+    With an ``open_end``, where an event will be, the last time says the direction alone.
+    """
     if method not in METHODS:
         raise ValueError(f"method = {method!r} is not known.{nearest(method, METHODS)}")
     settings = _settings(method, options, rtol, atol, layout)
@@ -91,9 +95,13 @@ def make_solver(method: str, options: dict[str, Any], rtol: Any, atol: Any, layo
         if isinstance(rtol, float) and isinstance(atol, float) and rtol == atol == 0.0:
             raise ValueError("rtol and atol must not both be zero.")
         return Solver(method, stepper, lambda: AdaptiveControl(settings, stepper.order), settings)
-    points = _grid(options, f, y0, t)
+    if open_end and options.get("step_size") is not None and options.get("grid_constructor") is None:
+        h = math.copysign(_positive("step_size", options["step_size"]), times[-1] - times[0])
+        points = torch.tensor([times[0], times[0] + h], dtype=torch.float64)
+    else:
+        points = _grid(options, f, y0, t)
+        _check_grid(points.detach().to("cpu", torch.float64).tolist(), times)
     grid = points.detach().to("cpu", torch.float64).tolist()
-    _check_grid(grid, times)
     tracked = points if points.requires_grad and stepper.clocked else None
     perturb = bool(options.get("perturb", False))
     limit = settings.max_num_steps if "max_num_steps" in options else 2**31 - 1

@@ -28,10 +28,13 @@ def combine(
     if not weights:
         return y
     (j, w), *rest = weights
-    out = torch.add(y, ks[j], alpha=w * dt)
+    if not rest:
+        return torch.add(y, ks[j], alpha=w * dt)
+    # Summed apart from y, which is then rounded once.
+    out = ks[j] * (w * dt)
     for j, w in rest:
         out.add_(ks[j], alpha=w * dt)
-    return out
+    return y + out
 
 
 def nonzero(row: np.ndarray) -> list[tuple[int, float]]:

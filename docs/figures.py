@@ -72,15 +72,12 @@ def nodes_on_a_trajectory(ink: str) -> plt.Figure:
     forward, f.times = f.times, []
     sol.ys.square().sum().backward()
     transposed = f.times
-    found = {}
-    for name, policy, trajectory in (
-        ("gq-paper", Recorded(qj.Heuristic()), qj.Backsolve()),
-        ("gq", Recorded(qj.PerStep()), qj.Stored()),
-    ):
-        how = qj.GaussLegendre(policy, trajectory)
-        other = qj.solve(Logged(), y0, t, rtol=1e-3, atol=1e-3, gradient=how)
-        other.ys.square().sum().backward()
-        found[name] = policy.nodes_given, other.stats.backward_evaluations
+    policy = Recorded(qj.Heuristic())
+    qj.odeint(f, y0, t, rtol=1e-3, atol=1e-3, gradient=qj.QuadratureAdjoint(policy)).square().sum().backward()
+    ys = qj.odeint(f, y0, t, rtol=1e-3, atol=1e-3, gradient="gq")
+    f.times = []
+    ys.square().sum().backward()
+    collocated = f.times[2:]  # the first two hold f against stages of the forward solve
     figure, (curve, rows) = plt.subplots(2, 1, figsize=(8, 5), sharex=True, height_ratios=(1.5, 1))
     grid = np.linspace(0, 8, 400)
     path = sol(torch.as_tensor(grid)).detach()
@@ -91,8 +88,8 @@ def nodes_on_a_trajectory(ink: str) -> plt.Figure:
     curve.legend(frameon=False)
     lines = [
         ("forward stages", forward, ink),
-        ("gq-paper: nodes", found["gq-paper"][0], COLOURS["gq-paper"]),
-        ("gq: nodes", found["gq"][0], COLOURS["gq"]),
+        ("gq-paper: nodes", policy.nodes_given, COLOURS["gq-paper"]),
+        ("gq: nodes", collocated, COLOURS["gq"]),
         ("discrete: stages,\ntransposed", transposed, COLOURS["discrete"]),
     ]
     for i, (_, times, colour) in enumerate(lines):

@@ -149,6 +149,18 @@ def test_an_error_in_one_process_of_a_team_ends_all(tmp_path: Path) -> None:
     script, out = tmp_path / "job.py", tmp_path / "out"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run([*command, str(out)], env=environment(), capture_output=True, text=True, timeout=90)
+    process = subprocess.Popen(
+        [*command, str(out)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=90)
+    finally:
+        if process.poll() is None:
+            process.terminate()  # upon which torchrun ends those that it has started
+            process.communicate()
     written = "".join(path.read_text() for path in out.rglob("*.jsonl")) if out.exists() else ""
-    assert "not finite" in done.stderr + done.stdout + written
+    assert "not finite" in said + written

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-GREEK = {"alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "theta": "θ", "tau": "τ", "lambda": "λ", "mu": "μ",
-         "xi": "ξ",
+GREEK = {"alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "theta": "θ", "kappa": "κ", "tau": "τ", "lambda": "λ",
+         "mu": "μ", "xi": "ξ",
          "pi": "π", "sigma": "σ", "phi": "φ", "omega": "ω", "Delta": "Δ", "Theta": "Θ", "Sigma": "Σ"}  # fmt: skip
 SYMBOLS = {"int": "∫", "sum": "∑", "partial": "∂", "cdot": "·", "times": "×", "le": "≤", "ge": "≥", "approx": "≈",
            "dots": "…", "top": "⊤", "circ": "∘", "to": "→", "in": "∈", "infty": "∞", "langle": "⟨", "rangle": "⟩",

@@ -100,7 +100,7 @@ BAD_INPUT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "controller": ({"options": {"controller": "pid"}}, ValueError, r"options\['controller'\] must be 'i' or 'pi'"),
     "shared times": ({"options": {"step_t": [0.5], "jump_t": [0.5]}}, ValueError, r"must not share times"),
     "step_size": ({"method": "rk4", "options": {"step_size": 0.0}}, ValueError, r"'step_size'\] must be positive"),
-    "interp": ({"method": "rk4", "options": {"interp": "cubc"}}, ValueError, r"'interp'\] must be 'linear' or"),
+    "interp": ({"method": "rk4", "options": {"interp": "cubc"}}, ValueError, r"'interp'\] must be one of cubic"),
     "two grids": (
         {"method": "rk4", "options": {"step_size": 1.0, "grid_constructor": lambda f, y, t: t}},
         ValueError, r"options\['step_size'\] or options\['grid_constructor'\], not both",

@@ -109,7 +109,7 @@ def explain(f: Callable[..., Any], y0: State, t: Tensor, *, method: str = "dopri
     limit = memory_bytes(arranged.y0.device) / 4 if memory_limit is None else float(memory_limit)
     choice = Auto(int(limit)).choose(task, first).gradient
     sizes = sizes_of(task, first.activation_bytes, stats.forward_evaluations)
-    predicted = predict(sizes, limit)
+    predicted = predict(sizes, limit // 2)
     name = choice.mode if isinstance(choice, DiscreteAdjoint) and choice.mode in predicted else "direct"
     found = Explanation(sizes, stats, predicted, limit, name, gradient=choice)
     if measure:

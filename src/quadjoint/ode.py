@@ -193,6 +193,7 @@ def _forward(task: Task, y: Tensor, first: First | None) -> Outcome:
     """Solve, with nothing to be differentiated as far as the first evaluation shows; autograd sees what comes later."""
     task.stats.reason = "no gradient is needed"
     before = task.f.evaluations
-    run = task.spec.begin(y, None if first is None else Begun(task.f, first, first.value)).run()
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not task.complete):
+        run = task.spec.begin(y, None if first is None else Begun(task.f, first, first.value)).run()
     task.count(run, task.f.evaluations - before)
     return Outcome(run.ys, run.event_time, [Part(run.steps)])

@@ -15,7 +15,7 @@ from quadjoint.autograd.gates import Gates
 from quadjoint.gradient.cotangents import Cotangents, Mailbox, Query
 from quadjoint.gradient.first import First
 from quadjoint.solver.dynamics import Dynamics, Flow
-from quadjoint.solver.integrate import Integration, Integrator
+from quadjoint.solver.integrate import Integration
 from quadjoint.solver.interpolation import DenseOutput
 from quadjoint.solver.spec import Spec
 from quadjoint.solver.stats import Stats
@@ -107,7 +107,13 @@ class Gradient:
         raise NotImplementedError
 
 
-Begin = Callable[[Tensor, Flow, Callable[[Any], None]], Integrator]
+class Running(Protocol):
+    """A solve that is ready to run."""
+
+    def run(self) -> Integration: ...
+
+
+Begin = Callable[[Tensor, Flow, Callable[[Any], None]], Running]
 
 
 def differentiate(method: Gradient, task: Task, begin: Begin, y0: Tensor, recorder: Recorder) -> Outcome:

@@ -8,10 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.gradient.base import Gradient, Outcome, Part, Task, differentiate, touch
+from quadjoint.autograd.aliases import Aliases
+from quadjoint.gradient.base import Gradient, Gradients, Outcome, Part, Task, differentiate, touch
+from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.discrete.adjoint import DiscreteAdjoint
 from quadjoint.gradient.first import Begun, First
-from quadjoint.solver.integrate import Integrator
+from quadjoint.solver.dynamics import Flow
+from quadjoint.solver.integrate import Integration, Integrator
+from quadjoint.solver.interpolation import DenseOutput
 from quadjoint.solver.spec import Spec
 
 
@@ -45,6 +49,9 @@ class Direct(Gradient):
 
     def apply(self, task: Task, y0: Tensor, first: First) -> Outcome:
         spec, before = task.spec, task.f.evaluations
+        if spec.solver.stepper is not spec.solver.eager and not Aliases(task.params):
+            recorded = _Recorded(spec)
+            return differentiate(_Compiled(), task, recorded.begin, y0, recorded)
         start = y0 if y0.requires_grad else first.graph.y
         # The first evaluation was of another tensor where y0 is made to depend on the initial time.
         flow = Begun(spec.f, first, first.graph.out) if start is first.graph.y else spec.f
@@ -78,3 +85,44 @@ class Direct(Gradient):
             return paused.resume(y, f, accepted, rest())
 
         return differentiate(how, task, begin, paused.y, how.recorder(task, None))
+
+
+class _Compiled(Gradient):
+    """Backpropagation through compiled steps, recorded apart from autograd's graph around the solve.
+
+    A compiled graph cannot be differentiated twice. For a gradient that will be, the solve is repeated without
+    compilation, as for every gradient that is not direct.
+    """
+
+    name = "direct"
+
+    def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
+        ys = memory.ys
+        if len(cotangents.grads) > len(ys):  # states were asked for later
+            with torch.enable_grad():
+                ys = DenseOutput(run.steps).many(cotangents.times.tolist())
+        inputs = (memory.start, *task.params)
+        a, *found = torch.autograd.grad(ys, inputs, cotangents.grads, retain_graph=True, allow_unused=True)
+        return Gradients(a, found)
+
+
+class _Recorded:
+    """A solve with a graph of its own, which begins at a copy of the initial state."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.flow: Flow = spec.f
+        self.start = self.ys = torch.empty(0)
+
+    def begin(self, y: Tensor, f: Flow, accepted: Any) -> _Recorded:
+        self.start = y.detach().requires_grad_()
+        return self
+
+    def __call__(self, step: Any) -> None:
+        """Of an accepted step nothing is kept but the graph."""
+
+    def run(self) -> Integration:
+        with torch.enable_grad():
+            run = self.spec.begin(self.start).run()
+        self.ys = run.ys
+        return replace(run, ys=run.ys.detach())

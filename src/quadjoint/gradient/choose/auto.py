@@ -55,7 +55,7 @@ class Auto(Gradient):
         if private.saved_tensors_are_watched():
             return Choice(DiscreteAdjoint(activations=0), "discrete: what autograd saves is watched (a checkpoint?)")
         limit = self.memory_limit if self.memory_limit is not None else int(memory_bytes(task.f.device) / 4)
-        costs = predict(sizes_of(task, first.activation_bytes), limit)
+        costs = predict(sizes_of(task, first.activation_bytes), limit // 2)
         best = cheapest(costs, limit)
         shown = ", ".join(f"{n} {c.seconds * 1e3:.3g} ms {c.bytes / 2**20:.3g} MiB" for n, c in costs.items())
         reason = f"{best}: of {shown} for {TYPICAL_EVALUATIONS} evaluations, the fastest within {limit / 2**20:.4g} MiB"

@@ -100,7 +100,7 @@ class GaussLegendre(Gradient):
 
         def sweep(depth: int) -> tuple[Tensor, list[Tensor | None]]:
             products = Products(task)
-            tolerance = _tolerance(task.spec) if self.rtol is None else min(_tolerance(task.spec), 0.1 * self.rtol)
+            tolerance = _tolerance(task.spec) if self.rtol is None else min(_tolerance(task.spec), 0.01 * self.rtol)
             going = Sweep(task, products, cotangents, rule, tolerance)
             panels = memory.panels(task, event, cotangents, depth)
             if self._dense(task):
@@ -143,7 +143,7 @@ def _nodes(spec: Spec, cotangents: Cotangents) -> int:
 def _asked(spec: Spec) -> float:
     """The relative tolerance of the forward solve; a fixed grid has none, and is taken for a fine one."""
     rtol = spec.solver.settings.rtol
-    return (float(rtol.min()) if isinstance(rtol, Tensor) else float(rtol)) if spec.adaptive else 1e-8
+    return (float(rtol.min()) if isinstance(rtol, Tensor) else float(rtol)) if spec.adaptive else 1e-9
 
 
 def _tolerance(spec: Spec) -> float:

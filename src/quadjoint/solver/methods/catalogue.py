@@ -112,7 +112,7 @@ def _stepper(method: str, options: dict[str, Any], rtol: Any, atol: Any) -> Any:
     kinds = ("quartic", "quintic") if method in REFINED else ("cubic", "linear")
     interp = options.get("interp", kinds[0])
     if interp not in kinds:
-        raise ValueError(f"options['interp'] of {method!r} must be one of {', '.join(kinds)}; got {interp!r}.")
+        raise ValueError(f"options['interp'] must be one of {', '.join(kinds)} for method {method!r}; got {interp!r}.")
     linear = interp == "linear"
     if interp == "quintic":
         return REFINED[method]

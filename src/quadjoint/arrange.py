@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.autograd import private
+from quadjoint.errors import warn_once
 from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.integrate import Hooks
 from quadjoint.solver.methods.catalogue import make_solver
@@ -71,6 +72,7 @@ def arrange(
     layout = Layout.of(y0, batched=per_sample)
     y = layout.pack(y0)
     rtol, atol = _check_tolerance("rtol", rtol, layout, y), _check_tolerance("atol", atol, layout, y)
+    _remark_on_precision(rtol, atol, y)
     tolerance = float(options.pop("event_tol", EVENT_TOLERANCE))
     if not tolerance > 0.0:
         raise ValueError(f"options['event_tol'] must be positive; got {tolerance}.")
@@ -101,10 +103,12 @@ def arrange(
 
 def _check_state(y0: Any) -> None:
     parts = (y0,) if isinstance(y0, Tensor) else y0
-    if not isinstance(parts, tuple) or not parts or not all(isinstance(p, Tensor) for p in parts):
+    if not isinstance(parts, tuple) or not parts:
         raise TypeError(f"y0 must be a tensor or a non-empty tuple of tensors; got {type(y0).__name__}.")
     for i, part in enumerate(parts):
         name = "y0" if isinstance(y0, Tensor) else f"y0[{i}]"
+        if not isinstance(part, Tensor):
+            raise TypeError(f"y0 must be a tensor or a tuple of tensors; {name} is a {type(part).__name__}.")
         if not (part.is_floating_point() or part.is_complex()):
             raise TypeError(f"{name} must be floating point or complex; got {part.dtype}. Use {name}.float().")
         if part.dtype != parts[0].dtype or part.device != parts[0].device:
@@ -147,6 +151,17 @@ def _check_tolerance(name: str, value: Any, layout: Layout, y: Tensor) -> Any:
     return value
 
 
+def _remark_on_precision(rtol: Any, atol: Any, y: Tensor) -> None:
+    """Tolerances that numbers of the state's precision cannot meet."""
+    eps = torch.finfo(y.dtype).eps
+    if isinstance(rtol, float) and isinstance(atol, float) and rtol < 0.5 * eps and atol < 0.5 * eps:
+        warn_once(
+            f"precision {y.dtype} {rtol} {atol}",
+            f"rtol = {rtol:.1g} and atol = {atol:.1g} are below the resolution of {y.dtype}, {eps:.1g}: rounding is "
+            "larger than the error that they ask for. Loosen them, or use a state of higher precision.",
+        )
+
+
 def _hooks(f: Callable[..., Any], layout: Layout, progress: bool, times: list[float]) -> Hooks:
     """Callbacks are attributes of f, as in torchdiffeq; they receive (t0, y0, dt) with dt the step's length."""
 
@@ -157,5 +172,6 @@ def _hooks(f: Callable[..., Any], layout: Layout, progress: bool, times: list[fl
             torch.tensor(t, dtype=torch.float64), layout.unpack(y), torch.tensor(abs(dt), dtype=torch.float64)
         )
 
-    hooks = Hooks(*(adapt(getattr(f, f"callback_{name}", None)) for name in ("step", "accept_step", "reject_step")))
+    names = ("callback_step", "callback_accept_step", "callback_reject_step")
+    hooks = Hooks(*(adapt(getattr(f, name, None)) for name in names))
     return replace(hooks, on_accept=bar(times, hooks.on_accept)) if progress else hooks

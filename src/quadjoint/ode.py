@@ -17,6 +17,7 @@ from quadjoint.errors import SolveError
 from quadjoint.gradient import Gradient, resolve
 from quadjoint.gradient.base import Outcome, Part, Task
 from quadjoint.gradient.choose.auto import Auto
+from quadjoint.gradient.direct import Direct
 from quadjoint.gradient.first import Begun, First, Only
 from quadjoint.gradient.flow import Crossing, Flow, shift
 from quadjoint.solution import Solution
@@ -176,6 +177,12 @@ def _chosen(how: Gradient, task: Task, first: First) -> Gradient:
         choice = how.choose(task, first)
         how, task.stats.reason = choice.gradient, f"auto chose {choice.reason}"
         logger.debug("%s for %s", task.stats.reason, type(task.f.f).__name__)
+    if not isinstance(how, Direct) and any(private.is_sharded(m) for m in task.snapshot.modules):
+        raise ValueError(
+            f"gradient={how.name!r} evaluates f in the backward pass, where the parameters of a module under "
+            "fully_shard (FSDP) are not what they were. Use gradient='direct', or apply fully_shard only to a module "
+            "around the solve."
+        )
     task.stats.method = how.name
     return how
 

@@ -47,7 +47,7 @@ def draw_exact(draw: random.Random) -> Any:
     return qj.DiscreteAdjoint(
         keep=draw.choice(["stages", "stages", "states"]),
         max_states=draw.choice([None, None, 1, 2, 5]),
-        mode=draw.choice(["auto", "joint", "stacked", "parallel"]),
+        mode=draw.choice(["auto", "joint", "stacked"]),
         activations=draw.choice([0, 2_000, 2**24]),
     )
 
@@ -58,8 +58,8 @@ def draw_continuous(draw: random.Random) -> Any:
         [
             "gq",
             "gq",
-            qj.GaussLegendre(nodes=qj.PerStep(4)),
-            qj.GaussLegendre(trajectory=qj.Backsolve()),
+            qj.GaussLegendre(nodes=4, solve="iterate"),
+            qj.QuadratureAdjoint(qj.PerStep()),
             qj.ContinuousAdjoint(qj.Stored(), qj.InState()),
             "adjoint",
             "seminorm",

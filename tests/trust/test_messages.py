@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import re
 import subprocess
 import sys
 import warnings
@@ -78,13 +77,6 @@ def test_the_reason_under_saved_tensor_hooks_is_a_sentence() -> None:
         sol = qj.solve(Field(), normal(2, 3), times(0.0, 1.0))
     assert sol.stats.reason.startswith("auto chose")
     assert not sol.stats.reason.endswith("must find the same")
-
-
-@broken("20.9 a PID controller is called a PI controller")
-def test_a_pid_controller_is_not_said_to_be_a_pi_controller() -> None:
-    rows = [line for line in (DOCS / "migrating.md").read_text().splitlines() if "PIDController" in line]
-    assert rows
-    assert not [row for row in rows if re.search(r'"controller": "pi"', row)]
 
 
 LOW = [

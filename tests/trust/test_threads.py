@@ -69,7 +69,8 @@ def test_hooks_are_there_while_the_backward_pass_runs(gradient: Any) -> None:
 
     class Looking(Field):
         def forward(self, t: Tensor, y: Tensor) -> Tensor:
-            seen.append(len(self.inner.weight._backward_hooks or ()))
+            with torch._C.DisableTorchFunction():  # f may compute with an alias of the weight; this asks for the weight
+                seen.append(len(self.inner.weight._backward_hooks or ()))
             return super().forward(t, y)
 
     f = Looking()

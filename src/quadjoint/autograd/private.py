@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 
-def _lookup(path: str) -> Any:
-    """An attribute of torch by its dotted path, or None."""
+def _lookup(*path: str) -> Any:
+    """An attribute of an attribute of torch, or None."""
     found: Any = torch
-    for name in path.split("."):
+    for name in path:
         found = getattr(found, name, None)
         if found is None:
             return None
@@ -27,25 +27,25 @@ def _lookup(path: str) -> Any:
 
 def inside_transform() -> bool:
     """Whether vmap, grad, jvp or the like of torch.func is running. Without the name: taken for not running."""
-    peek = _lookup("_C._functorch.peek_interpreter_stack")
+    peek = _lookup("_C", "_functorch", "peek_interpreter_stack")
     return peek is not None and peek() is not None
 
 
 def graph_is_kept() -> bool:
     """Whether the running backward pass retains its graph. Without the name: it does, and nothing is freed early."""
-    ask = _lookup("_C._autograd._get_current_graph_task_keep_graph")
+    ask = _lookup("_C", "_autograd", "_get_current_graph_task_keep_graph")
     return True if ask is None else bool(ask())
 
 
 def backward_pass() -> int | None:
     """The number of the running backward pass. Without the name: None, which equals no number that was noted."""
-    ask = _lookup("_C._current_graph_task_id")
+    ask = _lookup("_C", "_current_graph_task_id")
     return None if ask is None else int(ask())
 
 
 def saved_tensors_are_watched() -> bool:
     """Whether hooks (a checkpoint, offloading) receive what autograd saves. Without the name: taken for not so."""
-    top = _lookup("_C._autograd._top_saved_tensors_default_hooks")
+    top = _lookup("_C", "_autograd", "_top_saved_tensors_default_hooks")
     return top is not None and top(True) is not None
 
 
@@ -80,7 +80,7 @@ def is_sharded(module: nn.Module) -> bool:
     """Whether ``fully_shard`` was applied to a module. Without the name: taken for not so."""
     if "torch.distributed.fsdp" not in sys.modules:
         return False
-    kind = _lookup("distributed.fsdp.FSDPModule")
+    kind = _lookup("distributed", "fsdp", "FSDPModule")
     return kind is not None and isinstance(module, kind)
 
 

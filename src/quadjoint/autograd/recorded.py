@@ -81,8 +81,8 @@ def saved_bytes(params: Iterable[Tensor]) -> Iterator[list[int]]:
 
 
 def _pointer(x: Tensor) -> int | None:
-    """Where the numbers of a tensor lie; None for one that is sparse or wrapped by a transform of torch.func."""
+    """Where the numbers of a tensor lie; None if it is sparse, wrapped by a transform, or has no shape yet."""
     try:
         return x.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError, ValueError):
         return None

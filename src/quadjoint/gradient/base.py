@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -161,7 +162,7 @@ class _Solve(torch.autograd.Function):
         y0, points, observed, ys, *params = ctx.saved_tensors  # which autograd refuses if one was changed in place
         method, task, run = ctx.method, ctx.task, ctx.run
         queries = ctx.mailbox.take()
-        with task.snapshot.reinstated():
+        with task.snapshot.reinstated(), _one_at_a_time(method):
             if torch.is_grad_enabled():
                 return None, *_differentiable(task, run, y0, points, observed, grads[0], queries)
             with private.keep_buffers():
@@ -171,6 +172,20 @@ class _Solve(torch.autograd.Function):
             ctx.memory = ctx.run = None  # as autograd frees what it saved, also while the result of the solve lives on
         found = [torch.zeros_like(p) if g is None else g for g, p in zip(out.params, params, strict=True)]
         return None, out.y0, out.points, out.observed, *found
+
+
+@contextmanager
+def _one_at_a_time(method: Gradient) -> Iterator[None]:
+    """Say in words that a backward pass cannot be vectorised, which torch notices only in some operation inside."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "vmap" not in str(error) and "Batching rule" not in str(error):
+            raise
+        raise ValueError(
+            f"gradient={method.name!r} computes one gradient at a time: is_grads_batched=True, and jacobian(...) with "
+            "vectorize=True, need gradient='direct'; or leave them out."
+        ) from error
 
 
 def _differentiable(

@@ -79,6 +79,11 @@ class AdaptiveControl:
         s = self.settings
         scale = y0.abs() * s.rtol + s.atol
         d0, d1 = float(s.norm(y0 / scale)), float(s.norm(f0 / scale))
+        if not math.isfinite(d1) and bool(torch.isfinite(f0).all()) and bool((scale == 0).any()):
+            raise ValueError(
+                "atol + rtol * |y0| is zero for some entries of y0, so that no error would be small enough there. Give "
+                "atol > 0."
+            )
         if not math.isfinite(d1):
             raise NonFiniteStateError(f"f(t, y0) is not finite at the initial time t = {t0:.6g}. Check y0 and f.")
         h0 = 1e-6 if d0 < 1e-5 or d1 < 1e-5 else 0.01 * d0 / d1

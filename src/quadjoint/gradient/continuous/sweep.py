@@ -91,6 +91,8 @@ class _Sweep:
 
     def _carried(self, g: Tensor) -> Tensor:
         """The gradient of a parameter in the numbers of the state: a complex one of a real state as pairs."""
+        if g.layout != torch.strided:
+            g = g.to_dense()
         return torch.view_as_real(g) if g.is_complex() and not self.complex else g
 
     def _parameter(self, g: Tensor, p: Tensor) -> Tensor:

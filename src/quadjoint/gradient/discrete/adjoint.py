@@ -87,6 +87,7 @@ class DiscreteAdjoint(Gradient):
         stages = self.keep == "stages" and self.max_states is None and task.spec.solver.stepper.keeps_inputs
         aliases = Aliases(task.params)
         mode = "joint" if aliases else self._mode(task, first)
+        task.stats.reason = task.stats.reason or f"discrete, {mode}"
         deferred = DeferredLinear(task.params) if mode == "stacked" else None
         left = 0
         if stages and first is not None and not is_recorded_already() and task.spec.solver.points is None:

@@ -88,7 +88,8 @@ def make_solver(method: str, options: dict[str, Any], rtol: Any, atol: Any, layo
     settings = _settings(method, options, rtol, atol, layout)
     if method == "scipy_solver":
         scipy_options = {k: v for k, v in options.items() if k not in {"solver", *_COMMON}}
-        scipy = Scipy(options.get("solver", "LSODA"), float(rtol), _numpy(atol), **scipy_options)
+        smallest = float(rtol.min()) if isinstance(rtol, Tensor) else rtol  # SciPy has one for all entries
+        scipy = Scipy(options.get("solver", "LSODA"), smallest, _per_entry(atol, y0), **scipy_options)
         return Solver(method, scipy, lambda: FreeControl(settings.max_num_steps), settings)
     stepper = _stepper(method, options, rtol, atol)
     if stepper.adaptive and "step_size" not in options:
@@ -209,5 +210,6 @@ def _check_grid(grid: list[float], times: list[float]) -> None:
         )
 
 
-def _numpy(tolerance: Any) -> Any:
-    return tolerance.reshape(-1).cpu().numpy() if isinstance(tolerance, Tensor) else tolerance
+def _per_entry(tolerance: Any, y0: Tensor) -> Any:
+    """A tolerance as SciPy wants it: a number, or one for every entry of the flat state."""
+    return tolerance.expand(y0.shape).reshape(-1).cpu().numpy() if isinstance(tolerance, Tensor) else tolerance

@@ -25,8 +25,8 @@ from quadjoint.quadrature import Heuristic, NodePolicy, PerStep, Span, gauss_leg
 from quadjoint.solution import Solution
 from quadjoint.solver.methods.catalogue import METHODS, register_method
 from quadjoint.solver.methods.tableau import TABLEAUS, ButcherTableau
+from quadjoint.solver.remembered import clear_cache
 from quadjoint.solver.stats import Stats
-from quadjoint.solver.store import clear_cache
 
 __version__ = "0.1.0"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from quadjoint.errors import nearest
 from quadjoint.gradient.base import Gradient
 from quadjoint.gradient.choose.auto import Auto
-from quadjoint.gradient.collocation.adjoint import GaussLegendre
-from quadjoint.gradient.continuous.adjoint import Adjoint, ContinuousAdjoint, QuadratureAdjoint, Seminorm
+from quadjoint.gradient.collocation.gauss_legendre import GaussLegendre
+from quadjoint.gradient.continuous.family import Adjoint, ContinuousAdjoint, QuadratureAdjoint, Seminorm
 from quadjoint.gradient.direct import Direct
-from quadjoint.gradient.discrete.adjoint import DiscreteAdjoint
+from quadjoint.gradient.discrete.discrete_adjoint import DiscreteAdjoint
 from quadjoint.gradient.reversible import Reversible
 
 GRADIENTS: dict[str, Gradient] = {

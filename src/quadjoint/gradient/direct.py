@@ -11,7 +11,7 @@ from torch import Tensor
 from quadjoint.autograd.aliases import Aliases
 from quadjoint.gradient.base import Gradient, Gradients, Outcome, Part, Task, differentiate, touch
 from quadjoint.gradient.cotangents import Cotangents
-from quadjoint.gradient.discrete.adjoint import DiscreteAdjoint
+from quadjoint.gradient.discrete.discrete_adjoint import DiscreteAdjoint
 from quadjoint.gradient.first import Begun, First
 from quadjoint.solver.dynamics import Flow
 from quadjoint.solver.integrate import Integration, Integrator

@@ -12,8 +12,8 @@ from torch import Tensor
 from quadjoint.autograd import private
 from quadjoint.autograd.leaves import leaves
 from quadjoint.errors import warn_once
+from quadjoint.solver.remembered import remembered
 from quadjoint.solver.state import Layout
-from quadjoint.solver.store import remembered
 
 Time = float | Tensor
 TimeMap = Callable[[Tensor], tuple[Tensor, Tensor]]  # s to (t, dt/ds), both shaped to broadcast against the state

@@ -8,9 +8,9 @@ from quadjoint.autograd import private
 from quadjoint.gradient.base import Gradient, Task
 from quadjoint.gradient.choose.cost import TYPICAL_EVALUATIONS, cheapest, predict
 from quadjoint.gradient.choose.measure import memory_bytes, sizes_of
-from quadjoint.gradient.collocation.adjoint import GaussLegendre
+from quadjoint.gradient.collocation.gauss_legendre import GaussLegendre
 from quadjoint.gradient.direct import Direct
-from quadjoint.gradient.discrete.adjoint import DiscreteAdjoint
+from quadjoint.gradient.discrete.discrete_adjoint import DiscreteAdjoint
 from quadjoint.gradient.first import First
 
 

@@ -19,9 +19,9 @@ from quadjoint.autograd import private
 from quadjoint.errors import SolveError, warn_once
 from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.methods.runge_kutta import Clock, RungeKutta, RungeKuttaStep
+from quadjoint.solver.remembered import remembered
 from quadjoint.solver.spec import Spec
 from quadjoint.solver.state import rms_norm
-from quadjoint.solver.store import remembered
 from quadjoint.solver.times import LinearMap
 
 _numbers = itertools.count()

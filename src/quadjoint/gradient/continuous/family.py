@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quadjoint.gradient.base import Gradient, Gradients, Task
+from quadjoint.gradient.continuous.backward_solve import backward_sweep
 from quadjoint.gradient.continuous.integral import InState, Quadrature
-from quadjoint.gradient.continuous.sweep import backward_sweep
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.first import Begun, First
 from quadjoint.gradient.products import Products

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from quadjoint.errors import SolveError, nearest
 from quadjoint.gradient.base import Gradient, Gradients, Task
-from quadjoint.gradient.collocation.estimate import refine
-from quadjoint.gradient.collocation.memory import Trajectory
+from quadjoint.gradient.collocation.accuracy import refine
+from quadjoint.gradient.collocation.collocate import Sweep
 from quadjoint.gradient.collocation.rule import CollocationRule, collocation_rule
-from quadjoint.gradient.collocation.sweep import Sweep
+from quadjoint.gradient.collocation.trajectory import Trajectory
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.first import First
 from quadjoint.gradient.products import Products

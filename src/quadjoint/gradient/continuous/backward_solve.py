@@ -32,7 +32,7 @@ from quadjoint.solver.state import Layout, mixed_norm
 from quadjoint.solver.times import LinearMap, PiecewiseMap
 
 if TYPE_CHECKING:
-    from quadjoint.gradient.continuous.adjoint import ContinuousAdjoint
+    from quadjoint.gradient.continuous.family import ContinuousAdjoint
 
 
 def backward_sweep(how: ContinuousAdjoint, task: Task, run: Integration, cotangents: Cotangents) -> Gradients:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from quadjoint.errors import SolveError
 from quadjoint.gradient.base import Task
+from quadjoint.gradient.collocation.accuracy import ErrorEstimate
 from quadjoint.gradient.collocation.dense import PanelMaps, agree, jacobians
-from quadjoint.gradient.collocation.estimate import ErrorEstimate
 from quadjoint.gradient.collocation.iterate import Iteration, NotSolvedError, PanelSystem
 from quadjoint.gradient.collocation.panels import Panel, states_of
 from quadjoint.gradient.collocation.rule import CollocationRule

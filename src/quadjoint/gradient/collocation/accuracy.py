@@ -62,13 +62,13 @@ def refine(sweep: Callable[[int], Result], rtol: float, q: int) -> tuple[Tensor,
     """Halve all panels until the gradient changes by less than ``rtol``; the last gradient and its estimated error.
 
     A change is the error of the coarser gradient. That of the finer one is smaller by the ratio of the last two
-    changes, or by 2**-(q + 1), the ratio for observations inside of steps, where there was only one.
+    changes, but not by more than 2**-(q + 1), the ratio for observations inside of steps.
     """
     before, last, estimate = sweep(0), math.inf, math.inf
     for depth in range(1, DEEPEST + 1):
         after = sweep(depth)
         change = _distance(before, after)
-        ratio = min(1.0, change / last) if math.isfinite(last) and last > 0.0 else 0.5 ** (q + 1)
+        ratio = 0.5 ** (q + 1) if not 0.0 < last < math.inf else min(1.0, max(change / last, 0.5 ** (q + 1)))
         before, last, estimate = after, change, change * ratio
         if change <= rtol or (depth > 1 and ratio > 0.5):
             break

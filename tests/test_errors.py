@@ -99,7 +99,11 @@ BAD_INPUT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "max_step": ({"options": {"max_step": NAN}}, ValueError, r"options\['max_step'\] must be positive; got nan"),
     "safety": ({"options": {"safety": -0.9}}, ValueError, r"options\['safety'\] must be positive"),
     "max_num_steps": ({"options": {"max_num_steps": 0}}, ValueError, r"options\['max_num_steps'\] must be positive"),
-    "controller": ({"options": {"controller": "pd"}}, ValueError, r"'controller'\] must be 'i', 'pi', 'pid' or an object.*'pi"),
+    "controller": (
+        {"options": {"controller": "pd"}},
+        ValueError,
+        r"'controller'\] must be 'i', 'pi', 'pid' or an object",
+    ),
     "controller object": ({"options": {"controller": 0.3}}, TypeError, r"'controller'\] must be.*'factor'"),
     "stepper class": ({"method": qj.Stepper}, ValueError, r"is not known.*based on qj.Stepper"),
     "shared times": ({"options": {"step_t": [0.5], "jump_t": [0.5]}}, ValueError, r"must not share times"),

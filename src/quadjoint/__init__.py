@@ -26,7 +26,8 @@ from quadjoint.solution import Solution
 from quadjoint.solver.controllers import PIDController
 from quadjoint.solver.interpolation import HermiteStep
 from quadjoint.solver.methods.catalogue import METHODS, register_method
-from quadjoint.solver.methods.tableau import TABLEAUS, ButcherTableau
+from quadjoint.solver.methods.tableau import ButcherTableau
+from quadjoint.solver.methods.tableaus import TABLEAUS
 from quadjoint.solver.protocols import Controller, Step, Stepper
 from quadjoint.solver.remembered import clear_cache
 from quadjoint.solver.stats import Stats

@@ -18,7 +18,8 @@ from quadjoint.solver.methods.leapfrog import AsynchronousLeapfrog
 from quadjoint.solver.methods.refined import refinable, refined
 from quadjoint.solver.methods.runge_kutta import RungeKutta
 from quadjoint.solver.methods.scipy_solvers import Scipy
-from quadjoint.solver.methods.tableau import TABLEAUS, ButcherTableau
+from quadjoint.solver.methods.tableau import ButcherTableau
+from quadjoint.solver.methods.tableaus import TABLEAUS
 from quadjoint.solver.protocols import Stepper
 from quadjoint.solver.spec import InitialValue, Method, Solver
 from quadjoint.solver.state import Layout

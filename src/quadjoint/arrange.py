@@ -72,7 +72,6 @@ def arrange(
     layout = Layout.of(y0, batched=per_sample)
     y = layout.pack(y0)
     rtol, atol = _check_tolerance("rtol", rtol, layout, y), _check_tolerance("atol", atol, layout, y)
-    _remark_on_precision(rtol, atol, y)
     tolerance = float(options.pop("event_tol", EVENT_TOLERANCE))
     if not tolerance > 0.0:
         raise ValueError(f"options['event_tol'] must be positive; got {tolerance}.")
@@ -95,6 +94,8 @@ def arrange(
             )
     problem = InitialValue(f, y, solver_t, layout, open_end=event_fn is not None)
     solver = make_solver(method, options, problem, rtol=rtol, atol=atol)
+    if solver.grid is None:
+        _remark_on_precision(rtol, atol, y)
     event = None if event_fn is None else lambda s, state: event_fn(s, layout.unpack(state))
     hooks = _hooks(f, layout, problem.times if progress else None)
     spec = Spec(dynamics, solver, make_observer, event, tolerance, hooks, dense)
@@ -154,7 +155,7 @@ def _check_tolerance(name: str, value: Any, layout: Layout, y: Tensor) -> Any:
 def _remark_on_precision(rtol: Any, atol: Any, y: Tensor) -> None:
     """Tolerances that numbers of the state's precision cannot meet."""
     eps = torch.finfo(y.dtype).eps
-    if isinstance(rtol, float) and isinstance(atol, float) and 0.0 < max(rtol, atol) < 0.5 * eps:
+    if isinstance(rtol, float) and isinstance(atol, float) and rtol < 0.5 * eps and atol < 0.5 * eps:
         warn_once(
             f"precision {y.dtype} {rtol} {atol}",
             f"rtol = {rtol:.1g} and atol = {atol:.1g} are below the resolution of {y.dtype}, {eps:.1g}: rounding is "

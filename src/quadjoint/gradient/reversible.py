@@ -64,6 +64,7 @@ class Reversible(Gradient):
         return _Ending(Begun(task.f, first, first.value), first.graph.y.detach())
 
     def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
+        cotangents.check_finite()
         products, stepper = Products(task), task.spec.solver.stepper
         assert isinstance(stepper, AsynchronousLeapfrog)
         if not run.taken:

@@ -13,7 +13,6 @@ from quadjoint.autograd import private
 from quadjoint.autograd.leaves import leaves
 from quadjoint.errors import warn_once
 from quadjoint.solver.protocols import Time
-from quadjoint.solver.remembered import remembered
 from quadjoint.solver.state import Layout
 
 TimeMap = Callable[[Tensor], tuple[Tensor, Tensor]]  # s to (t, dt/ds), both shaped to broadcast against the state
@@ -161,8 +160,6 @@ _UNSTACKABLE = (RuntimeError, NotImplementedError, ValueError, TypeError)
 
 def _rule_out_vmap(f: Dynamics) -> None:
     """Note that f cannot be stacked: for backward hooks, which vmap does not call, or parameters of their own kind."""
-    if f.stackable is None and remembered(f.f).get("vmap") is False:
-        f.stackable = False
     module = getattr(f.f, "__self__", f.f)
     if f.stackable is None and isinstance(module, torch.nn.Module):
         hooked = any(private.has_module_hooks(m) for m in module.modules())
@@ -185,7 +182,7 @@ def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tens
         except _UNSTACKABLE as error:
             if f.stackable:
                 raise
-            f.stackable = remembered(f.f)["vmap"] = False
+            f.stackable = False
             reason = str(error).splitlines()[0]
             warn_once(
                 f"vmap {type(f.f).__name__} {id(type(f.f))}",

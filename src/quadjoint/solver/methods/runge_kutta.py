@@ -198,7 +198,9 @@ class RungeKuttaStep:
         table = self.method.tableau.dense
         dense = torch.as_tensor(table.T * (self.t1 - self.t0), dtype=self.y0.dtype, device=self.y0.device)
         slope = table[0, 0] == 1.0 and not table[1:, 0].any()
-        return Polynomial(self, dense @ self.stacked().flatten(1), slope=slope, nudge=self.nudge)
+        return Polynomial(
+            self, dense @ self.stacked().reshape(len(self.ks), self.y0.numel()), slope=slope, nudge=self.nudge
+        )
 
     def evaluate(self, times: Sequence[float]) -> Tensor:
         out = self.blend(self.dense_weights(times))

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from benchmarks import aims_gq
 from benchmarks.forward import AIM as FORWARD_AIM
 from benchmarks.forward import ratios as forward_ratios
-from benchmarks.verdicts import DIRECT, Record, Results, Row, judge, paper_method
 from benchmarks.sweeps import bytes_per_step
+from benchmarks.verdicts import DIRECT, Record, Results, Row, judge, paper_method
 
 AUTO = "quadjoint:auto"
 DISCRETE, LEAN = "quadjoint:discrete", "quadjoint:discrete-lean"  # the latter keeps no activations at all

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.verdicts import DIRECT, Results, Row, judge, paper_method
 from benchmarks.sweeps import PRECISION_CELLS, time_to_reach
+from benchmarks.verdicts import DIRECT, Results, Row, judge, paper_method
 
 GQ = "quadjoint:gq"
 CLOSE = 1e-3  # gradient error at which work is compared

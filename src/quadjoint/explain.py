@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quadjoint.arrange import arrange, check_input
 from quadjoint.autograd.captured import Snapshot
-from quadjoint.gradient import Auto, DiscreteAdjoint, Gradient, resolve
+from quadjoint.gradient import Auto, DiscreteAdjoint, GaussLegendre, Gradient, resolve
 from quadjoint.gradient.base import Task
 from quadjoint.gradient.choose.cost import Estimate, Sizes, predict
 from quadjoint.gradient.choose.measure import memory_bytes, sizes_of
@@ -32,7 +32,7 @@ class Explanation:
 
     ``predicted`` and ``measured`` hold seconds of a forward and backward pass together and bytes: predicted, what is
     kept for the backward pass; measured, the most that was held at any time. Keys are "direct", the modes of
-    "discrete" and, in ``measured``, whatever else was asked for.
+    "discrete", "gq" (which ``Auto(exact=False)`` considers too) and, in ``measured``, whatever else was asked for.
     """
 
     sizes: Sizes
@@ -123,6 +123,8 @@ def explain(
     choice = Auto(int(limit)).choose(task, first).gradient
     sizes = sizes_of(task, first.activation_bytes, stats.forward_evaluations)
     predicted = predict(sizes, limit // 2)
+    evaluations = stats.forward_evaluations
+    predicted["gq"] = GaussLegendre().predict(task, first.activation_bytes or 0, evaluations=evaluations)
     name = choice.mode if isinstance(choice, DiscreteAdjoint) and choice.mode in predicted else "direct"
     found = Explanation(sizes, stats, predicted, limit, name, gradient=choice)
     if measure:

@@ -97,6 +97,7 @@ class Stepper(Protocol):
     transposable: bool = False  # its steps are explicit Runge-Kutta steps, which "discrete" transposes
     clocked: bool = False  # its steps can be differentiated in their ends
     keeps_inputs: bool = False  # its steps hold the inputs of their stages
+    evaluations: int = 6  # of f that a step takes, about
     dense_order: int | None = None  # of the continuous extension, if it is known
 
     @property

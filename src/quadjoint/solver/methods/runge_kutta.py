@@ -255,6 +255,7 @@ class RungeKutta(Stepper):
         self.error_weights = None if tableau.b_error is None else nonzero(tableau.b_error)
         self.fsal = tableau.fsal
         self.stages = s
+        self.evaluations = s - 1 if self.fsal else s
 
     @property
     def name(self) -> str:

@@ -19,6 +19,7 @@ from quadjoint.solver.observe import Observer, SampleObserver
 from quadjoint.solver.progress import bar
 from quadjoint.solver.spec import Spec
 from quadjoint.solver.state import Layout, State
+from quadjoint.solver.structure import Structure
 from quadjoint.solver.times import LinearMap, check_times, fill_padding, fractions, sample_options
 
 EVENT_TOLERANCE = 1e-9  # of the step in which an event lies
@@ -102,19 +103,20 @@ def arrange(
 
 
 def _check_state(y0: Any) -> None:
-    parts = (y0,) if isinstance(y0, Tensor) else y0
-    if not isinstance(parts, tuple) or not parts:
-        raise TypeError(f"y0 must be a tensor or a non-empty tuple of tensors; got {type(y0).__name__}.")
-    for i, part in enumerate(parts):
-        name = "y0" if isinstance(y0, Tensor) else f"y0[{i}]"
+    structure = Structure.of(y0)
+    parts, names = structure.flatten(y0), structure.paths("y0")
+    if not parts or (structure.kind is None and not isinstance(y0, Tensor)):
+        got = type(y0).__name__ if parts else f"an empty {type(y0).__name__}"
+        raise TypeError(f"y0 must be a tensor, or tensors in tuples, named tuples, lists or dicts; got {got}.")
+    for name, part in zip(names, parts, strict=True):
         if not isinstance(part, Tensor):
-            raise TypeError(f"y0 must be a tensor or a tuple of tensors; {name} is a {type(part).__name__}.")
+            raise TypeError(f"y0 must hold tensors only; {name} is a {type(part).__name__}.")
         if not (part.is_floating_point() or part.is_complex()):
             raise TypeError(f"{name} must be floating point or complex; got {part.dtype}. Use {name}.float().")
         if part.dtype != parts[0].dtype or part.device != parts[0].device:
             raise TypeError(
                 f"The tensors of y0 must share dtype and device; {name} is {part.dtype} on {part.device}, "
-                f"y0[0] is {parts[0].dtype} on {parts[0].device}."
+                f"{names[0]} is {parts[0].dtype} on {parts[0].device}."
             )
         if not bool(torch.isfinite(part).all()):
             raise ValueError(f"{name} has entries that are NaN or infinite.")

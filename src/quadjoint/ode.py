@@ -49,11 +49,12 @@ def odeint(
 
     Args:
         f: callable or module; receives t as a 0-d tensor and y like ``y0``.
-        y0: tensor of any shape, or a tuple of tensors.
+        y0: tensor of any shape, or tensors in tuples, named tuples, lists or dicts, nested in any way; f receives and
+            returns the same structure, as do ``event_fn``, callbacks and a norm of your own.
         t: times, strictly increasing or decreasing, shape (K,); or (B, K) with times for each sample of the batch
             (rows may be padded with NaN), in which case f receives t shaped to broadcast against y.
         method: "dopri5", "tsit5", "dopri8", "bosh3", "rk4" and others, see ``quadjoint.METHODS``.
-        rtol, atol: tolerances of adaptive methods, numbers or, for a tuple state, one per tensor.
+        rtol, atol: tolerances of adaptive methods, numbers or, in the structure of the state, one per tensor.
         gradient: "auto", "direct", "discrete", "gq", "gq-paper", "adjoint", "seminorm", "reversible" or an object.
         options: of the method, named as in torchdiffeq; ``event_tol`` is the accuracy of an event's time, relative to
             the step in which it lies.
@@ -63,7 +64,7 @@ def odeint(
             are found. A tensor that f uses only later must be named.
 
     Returns:
-        States at ``t``, stacked along a new first dimension; a tuple of such for a tuple state.
+        States at ``t``, stacked along a new first dimension, in the structure of ``y0``.
 
     >>> import torch, quadjoint as qj
     >>> ys = qj.odeint(lambda t, y: -y, torch.ones(2), torch.tensor([0.0, 1.0]), rtol=1e-6)

@@ -27,6 +27,7 @@ from quadjoint.gradient.first import Only
 from quadjoint.solver.methods import catalogue
 from quadjoint.solver.methods.catalogue import RUNGE_KUTTA, known_options
 from quadjoint.solver.state import Layout, State
+from quadjoint.solver.structure import Structure
 
 __all__ = ["odeint", "odeint_adjoint", "odeint_dense", "odeint_event"]
 
@@ -259,7 +260,7 @@ def _adjoint_norm(norm: Callable[..., Any], layout: Layout) -> Callable[..., Any
 
     def wrapped(parts: tuple[Tensor, ...]) -> Any:
         y, a, *params = parts
-        split = [part for x in (y, a) for part in ((x,) if layout.shapes is None else layout.unpack(x))]
+        split = [part for x in (y, a) for part in layout.split(x)]
         return norm((y.new_zeros(()), *split, *params))
 
     return wrapped
@@ -287,13 +288,8 @@ def _differs(value: Any, other: Any) -> bool:
 
 def _smallest(value: Any) -> float | None:
     """The backward solve has one tolerance for all of its state."""
-    return None if value is None else min(float(torch.as_tensor(v).min()) for v in _entries(value))
-
-
-def _entries(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, list | tuple) else (value,)
+    return None if value is None else min(float(torch.as_tensor(v).min()) for v in Structure.of(value).flatten(value))
 
 
 def _real(y0: Any) -> torch.dtype:
-    first = y0 if isinstance(y0, Tensor) else y0[0]
-    return first.dtype.to_real()
+    return Structure.of(y0).flatten(y0)[0].dtype.to_real()

@@ -91,7 +91,7 @@ class Dynamics:
         return out
 
     def raw(self, t: Tensor, y: Tensor) -> Any:
-        """Evaluate on tensors, packing and unpacking tuples; nothing is counted or checked (also used under vmap)."""
+        """Evaluate on tensors, packing and unpacking structures; nothing is counted or checked (also for vmap)."""
         if self.needs_grad:
             return self._with_grad(t, y)
         try:
@@ -126,24 +126,20 @@ class Dynamics:
     def _user(self, t: Tensor, y: Tensor) -> Any:
         if not self.packed:
             return self.f(t, y)
-        parts = self.layout.unpack(y)
-        out = self.f(t, parts)
-        if not isinstance(out, tuple | list) or len(out) != len(parts):
-            got = f"{len(out)} of them" if isinstance(out, tuple | list) else type(out).__name__
-            raise ValueError(f"f must return a tuple of {len(parts)} tensors, as the state is one; got {got}.")
+        layout = self.layout
+        parts = layout.split(y)
+        out = layout.flatten(self.f(t, layout.hold(parts)), "f returned")
         for i, (part, derivative) in enumerate(zip(parts, out, strict=True)):
             if not isinstance(derivative, Tensor):
-                raise TypeError(f"f returned {type(derivative).__name__} for component {i} of the state, not a tensor.")
+                raise TypeError(f"f returned {type(derivative).__name__} for {layout.path(i)}, which is a tensor.")
             if derivative.dtype != part.dtype and not torch.is_autocast_enabled(part.device.type):
-                raise TypeError(
-                    f"f returned dtype {derivative.dtype} for component {i} of the state, which has {part.dtype}."
-                )
+                raise TypeError(f"f returned dtype {derivative.dtype} for {layout.path(i)}, which has {part.dtype}.")
             if derivative.shape != part.shape:
                 raise ValueError(
-                    f"f returned shape {tuple(derivative.shape)} for component {i} of the state, "
+                    f"f returned shape {tuple(derivative.shape)} for {layout.path(i)}, "
                     f"which has shape {tuple(part.shape)}."
                 )
-        return self.layout.pack(tuple(out))
+        return layout.join(out)
 
     def _mend(self, out: Any, y: Tensor) -> Tensor:
         """Accept what is meant (autocast's lower precision), refuse the rest in words."""

@@ -67,10 +67,10 @@ def arrange(
     progress: bool = False,
 ) -> Arranged:
     """The solve that was asked for. ``exact_clock``: a fixed grid is to be differentiated in its times."""
-    options = dict(options or {})
     values = check_times(t)
     per_sample = values.ndim == 2
     layout = Layout.of(y0, batched=per_sample)
+    options = _options(options, layout)
     y = layout.pack(y0)
     rtol, atol = _check_tolerance("rtol", rtol, layout, y), _check_tolerance("atol", atol, layout, y)
     _remark_on_precision(rtol, atol, y)
@@ -120,6 +120,15 @@ def _check_state(y0: Any) -> None:
             )
         if not bool(torch.isfinite(part).all()):
             raise ValueError(f"{name} has entries that are NaN or infinite.")
+
+
+def _options(options: dict[str, Any] | None, layout: Layout) -> dict[str, Any]:
+    """A copy of the options in which a constructor of grids receives the state in its structure."""
+    options = dict(options or {})
+    construct = options.get("grid_constructor")
+    if construct is not None and layout.shapes is not None:
+        options["grid_constructor"] = lambda f, y, t: construct(f, layout.unpack(y), t)
+    return options
 
 
 def _check_samples(y: Tensor, t: Tensor, layout: Layout, event_fn: Any) -> None:

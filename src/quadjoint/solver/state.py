@@ -93,7 +93,7 @@ class Layout:
             raise TypeError(f"{name} must be a number, a tensor or a tuple of them; got {type(value).__name__}.")
         if self.shapes is None:
             raise TypeError(
-                f"{name} is a {type(value).__name__}, but the state is a tensor; give a number, or a tensor that has one "
+                f"{name} is a {type(value).__name__}, but the state is a tensor; give a number, or a tensor of one "
                 "for each entry."
             )
         assert self.structure is not None
@@ -101,7 +101,8 @@ class Layout:
         for part, path in zip(parts, self.structure.paths(name), strict=True):
             if not isinstance(part, Real | Tensor):
                 raise TypeError(f"{path} must be a number or a tensor; got {type(part).__name__}.")
-        return self.join([torch.as_tensor(v).expand(s) for v, s in zip(parts, self.shapes, strict=True)])
+        wide = (torch.as_tensor(part, dtype=torch.float64, device="cpu") for part in parts)
+        return self.join([part.expand(shape) for part, shape in zip(wide, self.shapes, strict=True)])
 
     def norm(self, norm: Callable[..., Tensor] | None) -> Norm:
         """The norm on packed states: the user's (which sees the user's structure), or the default one."""

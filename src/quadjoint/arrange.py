@@ -18,7 +18,7 @@ from quadjoint.solver.methods.compiled import with_compiled_steps
 from quadjoint.solver.observe import Observer, SampleObserver
 from quadjoint.solver.progress import bar
 from quadjoint.solver.spec import Spec
-from quadjoint.solver.state import Layout, State
+from quadjoint.solver.state import Layout, State, is_finite
 from quadjoint.solver.structure import Structure
 from quadjoint.solver.times import LinearMap, check_times, fill_padding, fractions, sample_options
 
@@ -37,12 +37,6 @@ class Arranged:
 
 def check_input(f: Any, y0: Any, t: Any, *, options: Any) -> None:
     """Refuse in words what cannot be solved."""
-    if private.inside_transform():
-        # Steps are chosen on the host from the numbers of the solve, which a transform keeps to itself.
-        raise ValueError(
-            "odeint cannot run inside torch.func.vmap, grad, jvp or the like. Instead of vmap, give y0 the batch "
-            "dimension; instead of grad, use torch.autograd.grad (with create_graph=True for higher derivatives)."
-        )
     if not isinstance(options, dict | None):
         raise TypeError(f"options must be a dict; got {type(options).__name__}.")
     check_times(t)
@@ -85,7 +79,7 @@ def arrange(
         make_observer, solver_t = lambda: SampleObserver(s), torch.tensor([0.0, 1.0], dtype=torch.float64)
         options = sample_options(method, options, t)
     else:
-        points = t if t.requires_grad and exact_clock and event_fn is None else None
+        points = t if private.is_differentiated(t) and exact_clock and event_fn is None else None
         dynamics, times = Dynamics(f, y, layout), values.tolist()
         # The steps up to an event are no function of the times given; gradients in them come from the flow.
         make_observer, solver_t = lambda: Observer(times, points), t if points is not None else t.detach()
@@ -100,7 +94,8 @@ def arrange(
     event = None if event_fn is None else lambda s, state: event_fn(s, layout.unpack(state))
     hooks = _hooks(f, layout, progress, numbers)
     spec = Spec(dynamics, solver, make_observer, event, tolerance, hooks, dense)
-    return Arranged(with_compiled_steps(spec) if compile else spec, y, t, layout)
+    # A compiled graph cannot be transformed again.
+    return Arranged(with_compiled_steps(spec) if compile and not private.is_transformed() else spec, y, t, layout)
 
 
 def _check_state(y0: Any) -> None:
@@ -119,7 +114,7 @@ def _check_state(y0: Any) -> None:
                 f"The tensors of y0 must share dtype and device; {name} is {part.dtype} on {part.device}, "
                 f"{names[0]} is {parts[0].dtype} on {parts[0].device}."
             )
-        if not bool(torch.isfinite(part).all()):
+        if not is_finite(part):
             raise ValueError(f"{name} has entries that are NaN or infinite.")
 
 

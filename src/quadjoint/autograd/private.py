@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 
 def _lookup(*path: str) -> Any:
@@ -29,6 +30,46 @@ def inside_transform() -> bool:
     """Whether vmap, grad, jvp or the like of torch.func is running. Without the name: taken for not running."""
     peek = _lookup("_C", "_functorch", "peek_interpreter_stack")
     return peek is not None and peek() is not None
+
+
+def inside_forward_mode() -> bool:
+    """Whether tangents are carried along, by torch.func.jvp or within ``forward_ad.dual_level``.
+
+    Without the name: a dual number can be made only there.
+    """
+    level = _lookup("autograd", "forward_ad", "_current_level")
+    if level is not None:
+        return bool(level >= 0)
+    try:
+        forward_ad.make_dual(torch.zeros(()), torch.zeros(()))
+    except RuntimeError:
+        return False
+    return True
+
+
+def is_transformed() -> bool:
+    """Whether torch.func or forward mode differentiates or maps what is computed now."""
+    return inside_transform() or inside_forward_mode()
+
+
+def is_differentiated(x: Tensor) -> bool:
+    """Whether a derivative in ``x`` is computed, by backpropagation or by any transform that is running.
+
+    A transform wraps what it differentiates in, but constants too, so that each is asked, the innermost first. Without
+    the names: taken for differentiated, which costs evaluations only.
+    """
+    if x.requires_grad or forward_ad.unpack_dual(x).tangent is not None:
+        return True
+    if not inside_transform():
+        return False
+    names = ("peek_interpreter_stack", "get_unwrapped", "maybe_get_level")
+    peek, unwrap, level_of = (_lookup("_C", "_functorch", name) for name in names)
+    outside = _lookup("_functorch", "pyfunctorch", "temporarily_pop_interpreter_stack")
+    if None in (peek, unwrap, level_of, outside):
+        return True
+    inner = unwrap(x) if level_of(x) == peek().level() else x
+    with outside():
+        return is_differentiated(inner)
 
 
 def graph_is_kept() -> bool:

@@ -67,7 +67,9 @@ class Dynamics:
         t = self.time(t, nudge)
         out = self.checked(t, y)
         # A function that switches grad on by itself would otherwise keep its graph alive on stored stages.
-        return out.detach() if out.requires_grad and not torch.is_grad_enabled() else out
+        if out.requires_grad and not torch.is_grad_enabled():
+            return out.clone() if private.inside_forward_mode() else out.detach()  # a copy keeps its tangent
+        return out
 
     def checked(self, t: Tensor, y: Tensor) -> Tensor:
         """Evaluate once and make sure that the result is a derivative of ``y``."""
@@ -108,10 +110,10 @@ class Dynamics:
         recording = torch.is_grad_enabled()
         if y.requires_grad and recording:
             return self._call(t, y)
-        y = y.detach().requires_grad_()
+        y = _differentiable(y)
         with torch.enable_grad():
             out = self._call(t, y)
-        if recording and isinstance(out, Tensor) and not private.inside_transform():
+        if recording and isinstance(out, Tensor) and not private.is_transformed():
             # Where f depends on nothing that requires grad but this copy of y, there is nothing to record.
             return out if any(x is not y for x in leaves(out)) else out.detach()
         return out
@@ -155,6 +157,19 @@ class Dynamics:
         )
 
 
+def _differentiable(y: Tensor) -> Tensor:
+    """The same state for a function that differentiates in it by torch.autograd."""
+    try:
+        return (y.view_as(y) if private.inside_forward_mode() else y.detach()).requires_grad_()
+    except RuntimeError as error:
+        if not private.inside_transform():
+            raise
+        raise ValueError(
+            "f calls torch.autograd.grad or backward() itself, which needs an input that requires grad, and inside "
+            "torch.func none can be made. Use torch.func.grad, vjp or jvp inside f."
+        ) from error
+
+
 # What vmap raises where it cannot evaluate a function.
 _UNSTACKABLE = (RuntimeError, NotImplementedError, ValueError, TypeError)
 
@@ -190,6 +205,6 @@ def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tens
                 f"The dynamics {type(f.f).__name__} cannot be evaluated as a stack ({reason}); "
                 "their products are computed one after another, which is slower.",
             )
-    if torch.is_grad_enabled() and not ys.requires_grad:
+    if torch.is_grad_enabled() and not ys.requires_grad and not private.is_transformed():
         ys = ys.detach().requires_grad_()  # which backward hooks of modules expect
     return torch.stack([f(t, y) for t, y in zip(ts.unbind(), ys.unbind(), strict=True)])

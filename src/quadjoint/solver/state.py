@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quadjoint.autograd import private
 from quadjoint.solver.structure import Structure
 
 State = Tensor | tuple[Any, ...] | list[Any] | dict[Any, Any]  # tensors, nested in any way
@@ -111,6 +112,16 @@ class Layout:
         if norm is None:
             return lambda y: mixed_norm(self.split(y))
         return lambda y: norm(self.unpack(y))
+
+
+def is_finite(y: Tensor) -> bool:
+    """Whether all entries are finite; those that ``torch.func.vmap`` hides are taken to be."""
+    try:
+        return bool(torch.isfinite(y).all())
+    except RuntimeError:
+        if not private.inside_transform():
+            raise
+        return True
 
 
 def rms_norm(y: Tensor) -> Tensor:

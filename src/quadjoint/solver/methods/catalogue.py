@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quadjoint.autograd import private
 from quadjoint.errors import nearest
 from quadjoint.solver.control import AdaptiveControl, FreeControl, GridControl, StepSettings
 from quadjoint.solver.methods.adams import Adams
@@ -103,7 +104,7 @@ def make_solver(method: str, options: dict[str, Any], rtol: Any, atol: Any, layo
         points = _grid(options, f, y0, t)
         _check_grid(points.detach().to("cpu", torch.float64).tolist(), times)
     grid = points.detach().to("cpu", torch.float64).tolist()
-    tracked = points if points.requires_grad and stepper.clocked else None
+    tracked = points if private.is_differentiated(points) and stepper.clocked else None
     perturb = bool(options.get("perturb", False))
     limit = settings.max_num_steps if "max_num_steps" in options else 2**31 - 1
     return Solver(method, stepper, lambda: GridControl(grid, tracked, perturb, limit), settings, grid, tracked)

@@ -28,9 +28,9 @@ from quadjoint.solver.stats import Stats
 
 Dynamical = Callable[..., Any]
 HIDDEN = (
-    "Inside torch.func.vmap the numbers of a solve are hidden, but adaptive steps, events and iterations are chosen by them "
-    "(and f must not look at its input either). Take fixed steps, such as method='rk4' with options={'step_size': ...}; or "
-    "leave vmap out and give y0 the batch as its first dimension."
+    "Inside torch.func.vmap the numbers of a solve are hidden, but adaptive steps, events and iterations are chosen by "
+    "them (and f must not look at its input either). Take fixed steps, such as method='rk4' with "
+    "options={'step_size': ...}; or, instead of vmap, give y0 the batch as its first dimension."
 )
 logger = logging.getLogger("quadjoint")
 
@@ -208,8 +208,12 @@ def _transformable(how: Gradient, task: Task) -> Gradient:
             f"gradient={how.name!r} cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "
             "derivatives, which differentiate the operations of the solve: use gradient='direct' (or 'auto') there."
         )
+    if task.spec.solver.method == "scipy_solver":
+        raise ValueError(
+            "method='scipy_solver' cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "
+            "derivatives: SciPy's operations are not torch's. Use a method of quadjoint, such as 'dopri5'."
+        )
     task.stats.method, task.stats.reason = "direct", "direct: torch.func or forward mode differentiates the solve"
-    Direct().check(task.spec)
     return Direct()
 
 

@@ -42,6 +42,7 @@ class Solution:
         self.ts, self.ys, self.stats, self.event_time = ts, ys, stats, event_time
         self._parts, self._layout, self._flow, self._interval = [p for p in parts if p.steps], layout, flow, interval
 
+    @private.outside_of_compile
     def __call__(self, t: float | Tensor) -> Any:
         """The state at ``t``, a number or a tensor of times of any shape."""
         if self._flow.per_sample:

@@ -6,14 +6,17 @@ that a rename costs speed or a clearer message, never a result. ``tests/autograd
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _lookup(*path: str) -> Any:
@@ -35,16 +38,16 @@ def inside_transform() -> bool:
 def inside_forward_mode() -> bool:
     """Whether tangents are carried along, by torch.func.jvp or within ``forward_ad.dual_level``.
 
-    Without the name: a dual number can be made only there.
+    Without the name: such levels cannot be nested, so that another is tried.
     """
     level = _lookup("autograd", "forward_ad", "_current_level")
     if level is not None:
         return bool(level >= 0)
     try:
-        forward_ad.make_dual(torch.zeros(()), torch.zeros(()))
+        with forward_ad.dual_level():
+            return False
     except RuntimeError:
-        return False
-    return True
+        return True
 
 
 def is_transformed() -> bool:
@@ -157,13 +160,24 @@ def compile_with_inductor(graph: Any, inputs: Any, settings: dict[str, Any]) -> 
         return compile_fx(graph, inputs, config_patches=settings)
 
 
-def outside_of_compile(function: Any) -> Any:
-    """Let ``torch.compile`` step out of its graph around ``function``, without importing the compiler.
+def outside_of_compile(function: Function) -> Function:
+    """Let ``torch.compile`` step out of its graph around ``function`` and all that it calls.
 
-    Without the name: torch traces into it, and may say that it cannot.
+    As ``torch.compiler.disable`` does, which would import the compiler. Without the name: torch steps out of the graph
+    while it traces.
     """
-    function._torchdynamo_disable = True
-    return function
+    disabled: list[Any] = []
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*args, **kwargs)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return cast(Function, call)
 
 
 @contextmanager

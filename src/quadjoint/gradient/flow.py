@@ -73,6 +73,7 @@ class _Shift(torch.autograd.Function):
         return y.view_as(y)
 
     @staticmethod
+    @private.outside_of_compile
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         (g,) = grads
         y, t, *params = ctx.saved_tensors
@@ -113,6 +114,7 @@ class _EventTime(torch.autograd.Function):
         return t.clone()
 
     @staticmethod
+    @private.outside_of_compile
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         t, y, *params = ctx.saved_tensors
         crossing: Crossing = ctx.crossing

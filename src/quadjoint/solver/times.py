@@ -49,8 +49,8 @@ def _on_the_host(t: Tensor, name: str) -> np.ndarray:
         return np.array(numbers.tolist())  # tensors of a transform have no memory of their own
     except RuntimeError as error:
         raise ValueError(
-            f"{name} cannot be mapped over by torch.func.vmap. Times of each sample's own go into {name} of shape (B, K), "
-            "with a batch of B samples in y0."
+            f"{name} cannot be mapped over by torch.func.vmap. Instead, give {name} of shape (B, K), with times for "
+            "each of the B samples in y0."
         ) from error
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quadjoint.autograd import private
 from quadjoint.solver.dynamics import Dynamics, Time
 from quadjoint.solver.interpolation import hermite_weights
 from quadjoint.solver.methods.tableau import ButcherTableau
@@ -32,8 +33,14 @@ def combine(
         return torch.add(y, ks[j], alpha=w * dt)
     # Summed apart from y, which is then rounded once.
     out = ks[j] * (w * dt)
-    for j, w in rest:
-        out.add_(ks[j], alpha=w * dt)
+    try:
+        for j, w in rest:
+            out.add_(ks[j], alpha=w * dt)
+    except RuntimeError:
+        if not private.inside_transform():
+            raise
+        # vmap maps over a later stage and not over the first, into which it cannot be added.
+        out = torch.stack([ks[j] * (w * dt) for j, w in weights]).sum(0)
     return y + out
 
 

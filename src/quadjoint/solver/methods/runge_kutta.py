@@ -171,7 +171,7 @@ class RungeKuttaStep:
         self.complete()
         weights = self.method.tableau.dense_weights(self.theta(times)) * (self.t1 - self.t0)  # type: ignore[arg-type]
         w = torch.as_tensor(weights, dtype=self.y0.dtype, device=self.y0.device)
-        k = self.stacked()[:, rows].flatten(2)  # (stages, m, features)
+        k = self.stacked()[:, rows].reshape(len(self.ks), len(rows), -1)  # (stages, m, features)
         out = torch.einsum("ms,smd->md", w, k).reshape(len(rows), *self.y0.shape[1:])
         return out + self.y0[rows]
 

@@ -164,6 +164,7 @@ class _Solve(torch.autograd.Function):
         return ys, ys.new_zeros(())
 
     @staticmethod
+    @private.outside_of_compile
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         y0, points, observed, ys, *params = ctx.saved_tensors  # which autograd refuses if one was changed in place
         method, task, run = ctx.method, ctx.task, ctx.run

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quadjoint.autograd import private
 from quadjoint.solver.interpolation import Polynomial, powers
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
@@ -23,8 +24,14 @@ def weighted(ks: Stages, weights: Weights, dt: Time) -> Tensor:
     """dt * sum of weights[j] * ks[j]."""
     (j, w), *rest = weights
     out = ks[j] * (w * dt)
-    for j, w in rest:
-        out = out + ks[j] * (w * dt) if isinstance(dt, Tensor) else out.add_(ks[j], alpha=w * dt)
+    try:
+        for j, w in rest:
+            out = out + ks[j] * (w * dt) if isinstance(dt, Tensor) else out.add_(ks[j], alpha=w * dt)
+    except RuntimeError:
+        if not private.inside_transform():
+            raise
+        # vmap maps over a later stage and not over the first, into which it cannot be added.
+        return torch.stack([ks[j] * (w * dt) for j, w in weights]).sum(0)
     return out
 
 
@@ -228,7 +235,7 @@ class RungeKuttaStep:
     def scatter(self, rows: Tensor, times: np.ndarray) -> Tensor:
         """The state of sample ``rows[m]`` at ``times[m]``: one row of the batch each, shape (m, *sample)."""
         w = self.dense_weights(times)
-        k = self.stacked()[:, rows].flatten(2)  # (stages, m, features)
+        k = self.stacked()[:, rows].reshape(len(self.ks), len(rows), -1)  # (stages, m, features)
         out = torch.einsum("ms,smd->md", w, k).reshape(len(rows), *self.y0.shape[1:])
         return out + self.y0[rows]
 

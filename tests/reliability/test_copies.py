@@ -134,7 +134,7 @@ def test_a_solution_without_gradient_survives_copying() -> None:
 
 
 def test_no_public_class_is_forgotten_here() -> None:
-    """Base classes and parts of solves apart, which have no objects to keep, and exceptions, which have their own test."""
+    """Base classes and parts of solves apart, which nobody keeps, and exceptions, which have their own test."""
     seen = {type(x) for x in OBJECTS.values()} | {qj.NeuralSDE, qj.WongZakai, qj.ButcherTableau, qj.Solution}
     apart = {qj.Gradient, qj.NodePolicy, qj.SolveError, qj.QuadjointWarning, qj.Explanation}
     apart |= {qj.Stepper, qj.Step, qj.HermiteStep, qj.Controller}

@@ -223,7 +223,7 @@ def _options(
     """torchdiffeq's options and defaults as quadjoint's."""
     if not isinstance(options, dict | None):
         raise TypeError(f"options must be a dict; got {type(options).__name__}.")
-    options = _known(method, options or {})
+    options = _known_options(method, options or {})
     if method not in catalogue.METHODS or method == "scipy_solver":
         return options
     if _is_adaptive(method):
@@ -249,7 +249,7 @@ def _is_adaptive(method: str) -> bool:
     return method == "alf" or (method in RUNGE_KUTTA and RUNGE_KUTTA[method].adaptive)
 
 
-def _known(method: str, options: dict[str, Any]) -> dict[str, Any]:
+def _known_options(method: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options that ``method`` has. A warning mentions the others, as torchdiffeq does; SciPy judges its own."""
     if method not in catalogue.METHODS:
         return dict(options)  # the solve will say what is wrong
@@ -303,7 +303,7 @@ def _with_settings(
     """A gradient that solves backwards, with the settings that it leaves open taken from the ``adjoint_`` arguments."""
     options = dict(options or {})
     norm = options.pop("norm", None)
-    options = _known(method, options)
+    options = _known_options(method, options)
     if norm == "seminorm":
         if isinstance(how.integral, InState):
             how = replace(how, integral=InState(seminorm=True), name="seminorm")

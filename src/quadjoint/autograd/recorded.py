@@ -16,7 +16,7 @@ _recording: ContextVar[bool] = ContextVar("recording", default=False)
 NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
-class Graph(NamedTuple):
+class Recording(NamedTuple):
     """An evaluation that autograd has recorded: what came out, and the input that it can be differentiated in."""
 
     out: Tensor
@@ -25,20 +25,20 @@ class Graph(NamedTuple):
 
 def record(
     f: Callable[[Any, Tensor], Tensor], t: Any, y: Tensor, within: AbstractContextManager[Any] = NOTHING
-) -> Graph:
+) -> Recording:
     """One evaluation of f, recorded by autograd; ``y`` itself is the input if it requires grad."""
     token = _recording.set(True)
     try:
         with torch.enable_grad(), within:
             leaf = y if y.requires_grad else y.detach().requires_grad_()
-            return Graph(f(t, leaf), leaf)
+            return Recording(f(t, leaf), leaf)
     finally:
         _recording.reset(token)
 
 
 def record_and_count(
     f: Callable[[Any, Tensor], Tensor], t: Any, y: Tensor, params: Iterable[Tensor]
-) -> tuple[Graph, int | None]:
+) -> tuple[Recording, int | None]:
     """One recorded evaluation and the bytes that autograd keeps for it; None where they cannot be counted."""
     try:
         with saved_bytes(params) as total:

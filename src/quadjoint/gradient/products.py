@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quadjoint.autograd.aliases import Aliases
 from quadjoint.autograd.leaves import Frontier
-from quadjoint.autograd.recorded import NOTHING, Graph, record
+from quadjoint.autograd.recorded import NOTHING, Recording, record
 from quadjoint.gradient.base import Task
 from quadjoint.solver.dynamics import Dynamics, stack_call
 from quadjoint.solver.protocols import Time
@@ -79,13 +79,13 @@ class Products:
         (g,) = torch.autograd.grad(out, y, a, retain_graph=True, allow_unused=True)
         return torch.zeros_like(y) if g is None else g
 
-    def record(self, t: Time, y: Tensor, nudge: int = 0, within: AbstractContextManager[Any] = NOTHING) -> Graph:
+    def record(self, t: Time, y: Tensor, nudge: int = 0, within: AbstractContextManager[Any] = NOTHING) -> Recording:
         """One recorded evaluation, and the input that it can be differentiated in."""
         self.stats.backward_evaluations += 1
         with self.aliases if self.aliases else NOTHING:
-            graph = record(lambda t, y: self.f(t, y, nudge), t, y.detach(), within)
-        self.watch(graph.out, graph.y)
-        return graph
+            recording = record(lambda t, y: self.f(t, y, nudge), t, y.detach(), within)
+        self.watch(recording.out, recording.y)
+        return recording
 
     def record_stack(self, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
         """f at a stack of points, recorded by autograd: one call under vmap where f allows it."""

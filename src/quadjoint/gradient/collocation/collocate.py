@@ -40,7 +40,7 @@ class Sweep:
 
     # Observations -----------------------------------------------------------------------------------------------------
 
-    def observed(self, panel: Panel) -> Tensor:
+    def observation_terms(self, panel: Panel) -> Tensor:
         """What the observations in a panel add: h b_j(s_k) g_k to kappa_j, and g_k to a0; shape (q + 1, numbers)."""
         first, last = panel.observations
         out = self.a.new_zeros(self.rule.q + 1, len(self.a))
@@ -92,7 +92,7 @@ class Sweep:
     def _iterate(self, panel: Panel, depth: int) -> None:
         q, h = self.rule.q, panel.h
         ys, out = self.record([panel])
-        observed = self.observed(panel)
+        observed = self.observation_terms(panel)
         right = torch.addr(observed[:q], self._constant(self.rule.b * h), self.a)
         coupling = self._constant(self.rule.a.T * h)
         try:
@@ -142,7 +142,7 @@ class Sweep:
         ys, out = self.record(panels)
         points = (count, q, -1, d)
         jacobian = jacobians(lambda unit: self.product(out, ys, unit), ys.view(*points)).reshape(*points, d)
-        observed = torch.stack([self.observed(panel) for panel in panels]).reshape(count, q + 1, -1, d)
+        observed = torch.stack([self.observation_terms(panel) for panel in panels]).reshape(count, q + 1, -1, d)
         lengths = np.array([panel.h for panel in panels])
         try:
             maps = PanelMaps(self.rule, lengths, jacobian, observed[:, :q])

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from quadjoint.gradient.continuous.family import ContinuousAdjoint
 
 
-def backward_sweep(how: ContinuousAdjoint, task: Task, run: Integration, cotangents: Cotangents) -> Gradients:
+def solve_backwards(how: ContinuousAdjoint, task: Task, run: Integration, cotangents: Cotangents) -> Gradients:
     """Gradients by the adjoint equation."""
     cotangents.check_finite()
     observer = task.spec.make_observer()
@@ -44,7 +44,7 @@ def backward_sweep(how: ContinuousAdjoint, task: Task, run: Integration, cotange
         task, jumps = _common_clock(task, run, cotangents, observer)
     else:
         jumps = _jumps(task.spec.times(run.event_time), run.ys, cotangents)
-    return _Sweep(how, task, run, jumps).run()
+    return _BackwardSolve(how, task, run, jumps).run()
 
 
 Jumps = dict[float, tuple[Tensor, Tensor | None]]  # time to the gradient of the loss there and the state observed
@@ -75,7 +75,7 @@ def _common_clock(task: Task, run: Integration, cotangents: Cotangents, observer
     }
 
 
-class _Sweep:
+class _BackwardSolve:
     """One backward solve: its state [z, a] or [z, a, a_theta], its dynamics, its jumps."""
 
     def __init__(self, how: ContinuousAdjoint, task: Task, run: Integration, jumps: Jumps) -> None:

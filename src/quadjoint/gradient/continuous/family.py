@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quadjoint.gradient.base import Gradient, Gradients, Task
-from quadjoint.gradient.continuous.backward_solve import backward_sweep
+from quadjoint.gradient.continuous.backward_solve import solve_backwards
 from quadjoint.gradient.continuous.integral import InState, Quadrature
 from quadjoint.gradient.cotangents import Cotangents
-from quadjoint.gradient.first import Begun, First
+from quadjoint.gradient.first import First, StartedDynamics
 from quadjoint.gradient.products import Products
 from quadjoint.gradient.proof import Proof
 from quadjoint.quadrature import Heuristic, NodePolicy
@@ -52,15 +52,15 @@ class ContinuousAdjoint(Gradient):
         products = Products(task)
         if not run.taken:
             return Gradients(cotangents.grads.sum(0), products.sums)
-        return backward_sweep(self, task, run, cotangents)
+        return solve_backwards(self, task, run, cotangents)
 
 
 class _Beginning:
     """All that is kept of the forward solve: its first evaluation, against which f is held in the backward pass."""
 
     def __init__(self, task: Task, first: First) -> None:
-        self.t, self.nudge, self.y0, self.value = first.t, first.nudge, first.graph.y.detach(), first.value
-        self.flow = Begun(task.f, first, self.value)
+        self.t, self.nudge, self.y0, self.value = first.t, first.nudge, first.recording.y.detach(), first.value
+        self.dynamics = StartedDynamics(task.f, first, self.value)
 
     def __call__(self, step: Step) -> None:
         return

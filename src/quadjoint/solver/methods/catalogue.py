@@ -16,7 +16,7 @@ from quadjoint.solver.controllers import controller_of
 from quadjoint.solver.grid import make_grid, positive
 from quadjoint.solver.methods.adams import Adams
 from quadjoint.solver.methods.leapfrog import AsynchronousLeapfrog
-from quadjoint.solver.methods.refined import refinable, refined
+from quadjoint.solver.methods.refined import refinable, refine_extension
 from quadjoint.solver.methods.runge_kutta import RungeKutta
 from quadjoint.solver.methods.scipy_solvers import Scipy
 from quadjoint.solver.methods.tableau import ButcherTableau
@@ -91,7 +91,7 @@ def _interpolating(stepper: RungeKutta, interp: str) -> RungeKutta:
     """The same steps with another continuous extension: straight lines, or one order more."""
     if interp == "linear":
         return RungeKutta(stepper.tableau.linear(), stepper)
-    return RungeKutta(refined(stepper.tableau))
+    return RungeKutta(refine_extension(stepper.tableau))
 
 
 def make_solver(method: Method, options: dict[str, Any], problem: InitialValue, *, rtol: Any, atol: Any) -> Solver:

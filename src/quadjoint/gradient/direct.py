@@ -53,7 +53,7 @@ class Direct(Gradient):
             recorded = _Recorded(spec)
             return differentiate(_Compiled(), task, recorded.begin, y0, recorded)
         start = y0 if y0.requires_grad else first.recording.y
-        # The first evaluation was of another tensor where y0 is made to depend on the initial time.
+        # The first evaluation was of another tensor if y0 is made to depend on the initial time.
         dynamics = StartedDynamics(spec.f, first, first.recording.out) if start is first.recording.y else spec.f
         integrator = spec.begin(start, dynamics)
         run = integrator.run(self._is_spent(task, first, before))

@@ -36,20 +36,20 @@ class First:
     recording: Recording
     params: tuple[Tensor, ...]
     met: tuple[Tensor, ...]
-    activation_bytes: int | None  # that autograd keeps for the evaluation; None where it cannot be counted
+    activation_bytes: int | None  # that autograd keeps for the evaluation; None if it cannot be counted
 
     @classmethod
     def record(cls, spec: Spec, y0: Tensor, snapshot: Snapshot, given: Sequence[Tensor] | None) -> First:
         """Evaluate f where the solve will evaluate it first."""
-        t, nudge, held = spec.start, _first_nudge(spec), snapshot.learnable_tensors()
+        t, nudge, learnable = spec.start, _first_nudge(spec), snapshot.learnable_tensors()
 
         def evaluate() -> tuple[Recording, int | None]:
             spec.f.evaluations += 1
-            recording, count = record_and_count(spec.f.checked, spec.f.time(t, nudge), y0, held)
+            recording, count = record_and_count(spec.f.checked, spec.f.time(t, nudge), y0, learnable)
             spec.f.evaluations += count is None
             return recording, count
 
-        frontier = Frontier([*held, *(given or ())])
+        frontier = Frontier([*learnable, *(given or ())])
         recording, count = evaluate()
         strangers = [weakref.ref(x) for x in frontier.strangers(recording.out, (recording.y,))]
         if strangers:
@@ -67,16 +67,16 @@ class First:
     def stands_alone(self) -> bool:
         """Whether the graph can be differentiated apart from what y0 was computed by.
 
-        It leads to y0 itself. Where a parameter is behind y0 too, or y0 is watched, it is not taken apart.
+        It leads to y0 itself. If a parameter is behind y0 too, or y0 is watched, it is not taken apart.
         """
         y = self.recording.y
         if y.grad_fn is None:
             return not private.has_hooks(y)
         if private.has_hooks(y) or y.retains_grad:
             return False
-        known = {id(p) for p in self.params}
+        params = {id(p) for p in self.params}
         made = {p.grad_fn for p in self.params if p.grad_fn is not None}
-        return not any(node in made or id(getattr(node, "variable", None)) in known for node in upstream(y))
+        return not any(node in made or id(getattr(node, "variable", None)) in params for node in upstream(y))
 
     def reentrant(self) -> bool:
         """Whether a checkpoint inside of f lets only ``backward()`` pass, and no single gradient."""

@@ -52,7 +52,7 @@ class Flow:
     def move(self, y: Tensor, begin: Tensor, end: Tensor) -> Tensor:
         """States moved from one time to another by a recorded Runge-Kutta step.
 
-        Where both times are equal, so are the states; the step has the derivatives of the movement up to order four.
+        If both times are equal, so are the states; the step has the derivatives of the movement up to order four.
         """
         length = end - begin
         dt = length.reshape(*begin.shape, *(1,) * (y.ndim - begin.ndim)).to(y.dtype.to_real())

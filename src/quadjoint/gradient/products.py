@@ -88,18 +88,18 @@ class Products:
         return recording
 
     def record_stack(self, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
-        """f at a stack of points, recorded by autograd: one call under vmap where f allows it."""
+        """f at a stack of points, recorded by autograd: one call under vmap if f allows it."""
         self.stats.backward_evaluations += len(ys)
         with torch.enable_grad(), self.aliases if self.aliases else NOTHING:
             out = stack_call(self.f, times, ys)
         self.watch(out, ys)
         return out
 
-    def watch(self, out: Tensor, *known: Tensor) -> None:
-        """Note tensors that an evaluation depends on and that nobody has named; ``known`` are the state and times."""
+    def watch(self, out: Tensor, *inputs: Tensor) -> None:
+        """Note tensors that an evaluation depends on and that nobody has named; ``inputs`` are the state and times."""
         if self.frontier is None or not out.requires_grad:
             return
-        found = self.frontier.strangers(out, known)
+        found = self.frontier.strangers(out, inputs)
         if found:
             self.strangers = [ref for ref in self.strangers if ref() is not None]
             self.strangers += [weakref.ref(x) for x in found]

@@ -136,7 +136,7 @@ def _check_reconstruction(spec: Spec, found: Tensor, y0: Tensor, end: Tensor) ->
     if not distance <= allowed:
         warnings.warn(
             f"The states that gradient='reversible' reconstructed end {distance:.1e} away from y0, more than the "
-            f"tolerance of {allowed:.1e}: rounding grows backwards in time where the dynamics contract, and the "
+            f"tolerance of {allowed:.1e}: rounding grows backwards in time if the dynamics contract, and the "
             "gradient is not to be trusted. Use gradient='discrete' or 'direct', a shorter interval, or float64.",
             QuadjointWarning,
             stacklevel=2,

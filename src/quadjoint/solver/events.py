@@ -38,7 +38,7 @@ class EventWatch:
     def locate(self, step: Step) -> float:
         """The end of a bracket at which the event has happened, on the continuous extension of the step.
 
-        Chandrupatla's method (1997): inverse quadratic interpolation where it is safe, else bisection.
+        Chandrupatla's method (1997): inverse quadratic interpolation if it is safe, else bisection.
         """
         a, b = step.t1, step.t0
         value_a, value_b = self.value(a, step.y1), self._value_inside(step, b)

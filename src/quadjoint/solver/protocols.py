@@ -75,7 +75,7 @@ class Stepper(Protocol):
     """Takes single steps. It does not decide whether a step is good enough or how long the next one is.
 
     A class of your own inherits from this one, sets ``order`` and defines ``step``; it changes the other attributes
-    where it can do more. An object of it can be given as ``method=``.
+    if it can do more. An object of it can be given as ``method=``.
 
     >>> import torch, quadjoint as qj
     >>> class Ralston(qj.Stepper):

@@ -13,7 +13,7 @@ class RandomnessCheck:
     """Notices a function that draws random numbers (dropout in train mode).
 
     Adaptive steps cannot resolve such dynamics, and a backward pass that evaluates them again differentiates another
-    function than was solved. The default generator's state is compared once a solve; only where it has moved, which
+    function than was solved. The default generator's state is compared once a solve; only if it has moved, which
     another thread may have caused, is f evaluated a few times at one point.
     """
 

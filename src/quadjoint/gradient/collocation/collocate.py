@@ -121,14 +121,14 @@ class Sweep:
         later, mu = self.later
         if later.observations[0] != later.observations[1] or panel.observations[0] != panel.observations[1]:
             return None
-        where = (panel.times(self.rule.c) - later.t0) / later.h
-        weights = self.rule.basis(where) / self.rule.b * (self.rule.b[:, None] * panel.h / later.h)
+        theta = (panel.times(self.rule.c) - later.t0) / later.h
+        weights = self.rule.basis(theta) / self.rule.b * (self.rule.b[:, None] * panel.h / later.h)
         return self._constant(weights) @ mu
 
     # Many panels at once ----------------------------------------------------------------------------------------------
 
     def solve_dense(self, panels: Iterator[Panel], *, size: int) -> bool:
-        """Sweep panels, ``size`` at a time, as small systems; False where that was wrong, and products took over."""
+        """Sweep panels, ``size`` at a time, as small systems; False if that was wrong, and products took over."""
         for chunk in _chunks(panels, size):
             if not self._solve_dense(chunk):
                 self.iterate(itertools.chain(chunk, panels))

@@ -1,7 +1,7 @@
 """The collocation equations of one panel, solved by products alone: any state, any coupling of samples.
 
-With mu_i = J_i^T kappa_i they read kappa = r + h A^T mu(kappa). The iteration that is written there contracts where the
-problem is not stiff; where it does not, a Krylov method takes over (GMRES; Saad and Schultz, 1986).
+With mu_i = J_i^T kappa_i they read kappa = r + h A^T mu(kappa). The iteration that is written there contracts if the
+problem is not stiff; if it does not, a Krylov method takes over (GMRES; Saad and Schultz, 1986).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ITERATIONS = 12  # of the plain iteration; it is given up earlier where it does not contract
+ITERATIONS = 12  # of the plain iteration; it is given up earlier if it does not contract
 SLOW = 0.6  # contraction beyond which a Krylov method is cheaper
 KRYLOV = 40  # dimension of the Krylov space
 
@@ -89,11 +89,11 @@ def _gmres(system: PanelSystem, start: Tensor, tolerance: float) -> Tensor:
     for k in range(KRYLOV):
         v = basis[-1].reshape(shape)
         w = (v - system.coupling @ system.product(v)).reshape(-1)
-        known = torch.stack(basis)
-        dots = known.conj() @ w
-        w = w - dots @ known
-        again = known.conj() @ w  # once more, as one orthogonalisation loses what is nearly parallel
-        w = w - again @ known
+        directions = torch.stack(basis)
+        dots = directions.conj() @ w
+        w = w - dots @ directions
+        again = directions.conj() @ w  # once more, as one orthogonalisation loses what is nearly parallel
+        w = w - again @ directions
         column = torch.cat([dots + again, torch.linalg.vector_norm(w)[None].to(w.dtype)]).tolist()
         hessenberg[: k + 2, k] = column
         rhs = np.zeros(k + 2, dtype=hessenberg.dtype)
@@ -103,8 +103,8 @@ def _gmres(system: PanelSystem, start: Tensor, tolerance: float) -> Tensor:
         if not math.isfinite(left) or left <= 0.1 * target or abs(column[-1]) <= 1e-30:
             break
         basis.append(w / column[-1])
-    known = torch.stack(basis[: len(weights)])
-    kappa = start + (torch.as_tensor(weights).to(start) @ known).reshape(shape)
+    directions = torch.stack(basis[: len(weights)])
+    kappa = start + (torch.as_tensor(weights).to(start) @ directions).reshape(shape)
     change, size = _sizes(system.image(system.product(kappa)) - kappa, kappa)
     if not change <= max(target, tolerance * size):
         raise NotSolvedError

@@ -47,7 +47,7 @@ class Trajectory:
         proof.conclude()
 
     def _proven(self, task: Task, proof: Proof) -> Iterator[tuple[int, Piece]]:
-        """The pieces that were kept; f is held against stages of the forward solve at both ends of them."""
+        """The pieces that were kept; f is compared with stages of the forward solve at both ends."""
         for piece in {id(piece): piece for piece in (*self.pieces[:1], *self.pieces[-1:])}.values():
             start = piece.start()
             if start is not None:

@@ -169,13 +169,13 @@ class _BackwardSolve:
         )
 
     def _discontinuities(self) -> tuple[float, ...]:
-        """Where the dynamics jump: as told, and where the clocks of the samples change their rates."""
+        """Times at which the dynamics jump: as named, and as the clocks of the samples change their rates."""
         if self.task.f.time_map is not None:
             return tuple(self.times[1:-1])
         return self.task.spec.solver.settings.jump_t
 
     def _solver(self, state: Tensor) -> Solver:
-        """The solver of the backward pass: the forward one's method and tolerances unless told otherwise."""
+        """The solver of the backward pass: the forward one's method and tolerances unless others are given."""
         how, forward, times = self.how, self.task.spec.solver, self.times
         rtol = forward.settings.rtol if how.rtol is None else how.rtol
         atol = forward.settings.atol if how.atol is None else how.atol

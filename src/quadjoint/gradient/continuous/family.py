@@ -24,7 +24,7 @@ class ContinuousAdjoint(Gradient):
 
     Args:
         integral: how the gradient of the parameters is computed: ``Quadrature(nodes)`` or ``InState(seminorm)``.
-        rtol, atol, method, options: of the backward solve; those of the forward solve where None.
+        rtol, atol, method, options: of the backward solve; None takes that of the forward solve.
 
     >>> import torch, quadjoint as qj
     >>> w = torch.tensor(0.5, requires_grad=True)
@@ -56,7 +56,7 @@ class ContinuousAdjoint(Gradient):
 
 
 class _Beginning:
-    """All that is kept of the forward solve: its first evaluation, against which f is held in the backward pass."""
+    """All that is kept of the forward solve: its first evaluation, with which f is compared in the backward pass."""
 
     def __init__(self, task: Task, first: First) -> None:
         self.t, self.nudge, self.y0, self.value = first.t, first.nudge, first.recording.y.detach(), first.value

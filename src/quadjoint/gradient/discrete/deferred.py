@@ -51,7 +51,7 @@ class DeferredLinear(TorchFunctionMode):
     def transpose(self, products: Products, recording: Recording, a: Tensor) -> Tensor:
         """As ``Products.transpose``, with the parameter products of linear layers noted.
 
-        Only in this backward pass: where f itself calls autograd, also within it, it wants its gradients at once.
+        Only in this backward pass: if f itself calls autograd, even within it, it wants its gradients at once.
         """
         if not recording.out.requires_grad:
             return torch.zeros_like(recording.y)

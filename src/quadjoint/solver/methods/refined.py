@@ -24,7 +24,7 @@ def refinable(tableau: ButcherTableau) -> bool:
 
 
 def refine_extension(tableau: ButcherTableau, points: tuple[float, float] = POINTS) -> ButcherTableau:
-    """The same method with two more stages and a quintic where it has a quartic.
+    """The same method with two more stages and a quintic instead of a quartic.
 
     >>> import quadjoint as qj
     >>> refine_extension(qj.TABLEAUS["dopri5"]).dense_order

@@ -182,7 +182,8 @@ def test_functional_call_differentiates_in_the_weights_it_was_given(quick_backen
 def hessian_product(net: Net, ys: Tensor, y0: Tensor) -> list[Tensor]:
     inputs = [y0, *net.parameters()]
     first = torch.autograd.grad(ys.square().sum(), inputs, create_graph=True)
-    return list(torch.autograd.grad(sum(g.square().sum() for g in first), inputs, allow_unused=True))
+    total = sum(g.square().sum() for g in first)
+    return list(torch.autograd.grad(total, inputs, allow_unused=True, retain_graph=True))
 
 
 @pytest.mark.parametrize("gradient", ["direct", "discrete", "gq"])

@@ -50,12 +50,7 @@ def with_callbacks(names: list[str]) -> tuple[Decay, list[str]]:
     return f, called
 
 
-NONE = pytest.mark.xfail(reason="parameters that the dynamics do not use get None in place of zeros")
-
-
-@pytest.mark.parametrize(
-    "method", ["explicit_adams", *(pytest.param(name, marks=NONE) for name in ("dopri5", "rk4", "scipy_solver"))]
-)
+@pytest.mark.parametrize("method", ["explicit_adams", "dopri5", "rk4", "scipy_solver"])
 def test_unused_parameters_get_zeros_from_odeint_adjoint(method: str) -> None:
     """As in torchdiffeq, whether they are found or given: DistributedDataParallel waits for every gradient."""
     y0 = torch.ones(2, dtype=torch.float64)
@@ -169,7 +164,6 @@ def test_the_adjoint_of_fixed_steps_across_a_jump_is_the_derivative_of_what_was_
     assert errors[torchdiffeq] > 1e-2
 
 
-@pytest.mark.xfail(reason="the grid passes through t[1], which with an event says the direction alone")
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("method", ["euler", "midpoint", "heun2", "heun3", "rk4"])
 def test_fixed_steps_up_to_an_event_are_the_same_numbers(method: str, backwards: bool) -> None:
@@ -189,12 +183,7 @@ def test_fixed_steps_up_to_an_event_are_the_same_numbers(method: str, backwards:
     assert problems.error(ours[1], theirs[1]) < 1e-8
 
 
-ROUNDED = pytest.mark.xfail(reason="every stage is added to the state by itself, and rounded")
-
-
-@pytest.mark.parametrize(
-    "method", ["euler", "midpoint", *(pytest.param(name, marks=ROUNDED) for name in ("heun2", "heun3", "rk4"))]
-)
+@pytest.mark.parametrize("method", ["euler", "midpoint", "heun2", "heun3", "rk4"])
 def test_a_step_rounds_the_state_once(method: str) -> None:
     """y' = c: the increment of a step is right to rounding of itself, so n steps err by n halves of a unit of y."""
     n, c = 200, 0.2

@@ -72,7 +72,6 @@ def arrange(
     layout = Layout.of(y0, batched=per_sample)
     y = layout.pack(y0)
     rtol, atol = _check_tolerance("rtol", rtol, layout, y), _check_tolerance("atol", atol, layout, y)
-    _remark_on_precision(rtol, atol, y)
     tolerance = float(options.pop("event_tol", EVENT_TOLERANCE))
     if not tolerance > 0.0:
         raise ValueError(f"options['event_tol'] must be positive; got {tolerance}.")
@@ -95,6 +94,8 @@ def arrange(
             )
     numbers = solver_t.detach().to("cpu", torch.float64).tolist()
     solver = make_solver(method, options, rtol, atol, layout, solver_t, numbers, y, f, event_fn is not None)
+    if solver.grid is None:
+        _remark_on_precision(rtol, atol, y)
     event = None if event_fn is None else lambda s, state: event_fn(s, layout.unpack(state))
     hooks = _hooks(f, layout, progress, numbers)
     spec = Spec(dynamics, solver, make_observer, event, tolerance, hooks, dense)

@@ -1,8 +1,4 @@
-"""What the tests of trust share: the gradients, small networks, and marks for what is known not to hold yet.
-
-A test here states what a user may rely on. One that is expected to fail carries the line of the issue that it shows
-("12.3" is line 3 of the first part, "20.3" of the second); the mark is strict, so that a mended line announces itself.
-"""
+"""What the tests of trust share: the gradients and small networks. A test here states what a user may rely on."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,8 +26,6 @@ GRADIENTS: tuple[Any, ...] = (*REPLAYED, *BACKSOLVED)
 TIGHT: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-8}
 DTYPE = torch.float64
 
-Wrong = (AssertionError, pytest.fail.Exception)  # a wrong result, or an error that did not come
-
 
 def name_of(x: Any) -> str:
     """A short name of a parameter of a test."""
@@ -43,21 +37,9 @@ def name_of(x: Any) -> str:
     return x if isinstance(x, str) else getattr(x, "__name__", str(x))
 
 
-def broken(reason: str, raises: Any = Wrong) -> Any:
-    """The mark of a test that fails today: ``reason`` starts with the line of the issue, ``raises`` is how it fails."""
-    return pytest.mark.xfail(strict=True, reason=reason, raises=raises)
-
-
-def cases(
-    *values: Iterable[Any], failing: Callable[..., bool] | Collection[Any] = (), reason: str = "", raises: Any = Wrong
-) -> list[Any]:
-    """Combinations for ``parametrize``; those that fail today, by a rule or in a collection, are marked."""
-    found = []
-    for parts in itertools.product(*values):
-        fails = failing(*parts) if callable(failing) else (parts[0] if len(parts) == 1 else parts) in failing
-        marks = [broken(reason, raises)] if fails else []
-        found.append(pytest.param(*parts, marks=marks, id="-".join(map(name_of, parts))))
-    return found
+def cases(*values: Iterable[Any]) -> list[Any]:
+    """All combinations, for ``parametrize``, with short names."""
+    return [pytest.param(*parts, id="-".join(map(name_of, parts))) for parts in itertools.product(*values)]
 
 
 class Field(nn.Module):

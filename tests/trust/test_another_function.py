@@ -11,9 +11,7 @@ from torch import Tensor
 import quadjoint as qj
 from trust.changing import Holder, Scenario, T, gradients, in_closure, itself, other, with_module
 from trust.helpers import (
-    CHECKPOINTS,
     DTYPE,
-    LEAN,
     REPLAYED,
     TIGHT,
     Field,
@@ -81,8 +79,6 @@ def tensor_of_an_object() -> Scenario:
     return holder, list(holder.inside.parameters()), lambda: setattr(holder, "condition", other())
 
 
-SECOND = (LEAN, "discrete", CHECKPOINTS, "gq")  # evaluate f a second time
-
 UNCAPTURED = (
     rebound_variable,
     changed_entry,
@@ -96,17 +92,9 @@ UNCAPTURED = (
 )
 
 
-OF_MODULES = UNCAPTURED[2:6] + UNCAPTURED[7:8]  # for which auto takes the parallel mode
-
-
 @pytest.mark.parametrize(
     ("make", "gradient"),
-    cases(
-        UNCAPTURED,
-        REPLAYED,
-        failing=lambda make, gradient: gradient != "direct" and (gradient != "auto" or make in OF_MODULES),
-        reason="12.1 no proof of the same function",
-    ),
+    cases(UNCAPTURED, REPLAYED),
 )
 def test_another_function_than_was_solved_is_never_differentiated(make: Any, gradient: Any) -> None:
     """What f holds in other ways gives the right gradient or an error that names the forward pass."""
@@ -114,7 +102,7 @@ def test_another_function_than_was_solved_is_never_differentiated(make: Any, gra
     right_or_refused(lambda: gradients(make(), gradient, changed=True), wanted, within=tolerance(gradient))
 
 
-@pytest.mark.parametrize("gradient", cases(REPLAYED, failing=SECOND, reason="12.1 a loop over a variable of a closure"))
+@pytest.mark.parametrize("gradient", cases(REPLAYED))
 def test_a_loop_over_a_variable_of_a_closure(gradient: Any) -> None:
     """Python's closures see the last value of c when the backward pass runs."""
 
@@ -129,7 +117,7 @@ def test_a_loop_over_a_variable_of_a_closure(gradient: Any) -> None:
     right_or_refused(lambda: total(gradient, early=False), wanted, within=tolerance(gradient))
 
 
-@pytest.mark.parametrize("gradient", cases(REPLAYED, failing=("auto", *SECOND), reason="12.1 a variable bound anew"))
+@pytest.mark.parametrize("gradient", cases(REPLAYED))
 def test_a_function_that_is_known_already_and_sees_another_variable(gradient: Any) -> None:
     """After the first solve auto knows that the way is long and takes the parallel mode, which evaluates again."""
     net, factor, far = Field(), 1.0, times(0.0, 10.0)
@@ -151,7 +139,7 @@ def test_a_function_that_is_known_already_and_sees_another_variable(gradient: An
     )
 
 
-@pytest.mark.parametrize("gradient", cases(REPLAYED, failing=SECOND, reason="12.1 noise from a generator of f's own"))
+@pytest.mark.parametrize("gradient", cases(REPLAYED))
 def test_noise_of_a_generator_of_f(gradient: Any) -> None:
     """Euler's steps multiply by 1 + w r with r of the noise, so y_N and its derivative follow from the states."""
     draw, w = torch.Generator().manual_seed(0), torch.tensor(0.7, dtype=DTYPE, requires_grad=True)

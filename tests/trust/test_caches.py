@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 import quadjoint as qj
-from trust.helpers import Field, broken, normal, times
+from trust.helpers import Field, normal, times
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-@broken("20.11 what is kept grows with every new interval")
 def test_solves_over_ever_new_intervals_leave_nothing_behind(recorded: bool) -> None:
     f, y0, draw = Field(), normal(2, 3), random.Random(0)
 
@@ -68,7 +67,6 @@ def test_a_function_that_cannot_be_hashed_is_solved(gradient: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-@broken("20.11 compile=True and a function that cannot be hashed", TypeError)
 def test_a_function_that_cannot_be_hashed_is_compiled() -> None:
     f = Unhashable()
     ys = qj.odeint(f, torch.ones(1), torch.linspace(0, 1, 5), method="euler", compile=True)
@@ -78,7 +76,6 @@ def test_a_function_that_cannot_be_hashed_is_compiled() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-@broken("20.11 and 20.16 compiled modules are kept alive")
 def test_a_compiled_module_dies_with_its_last_reference() -> None:
     f = Field(dtype=torch.float32)
     alive = weakref.ref(f)

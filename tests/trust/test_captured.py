@@ -42,16 +42,9 @@ WRAPPERS = (itself, in_closure, in_partial, in_method, in_module, in_object)
 CAPTURED = (new_condition, new_buffer, train)
 
 
-def not_captured(change: Any, wrap: Any, gradient: Any) -> bool:
-    """Parameters and buffers of f itself are captured today; small solves of plain callables are recorded by auto."""
-    if gradient == "direct" or (change is new_buffer and wrap in (itself, in_module)):
-        return False
-    return gradient != "auto" or wrap in (itself, in_module, in_method)
-
-
 @pytest.mark.parametrize(
     ("change", "wrap", "gradient"),
-    cases(CAPTURED, WRAPPERS, GRADIENTS, failing=not_captured, reason="12.1 f is differentiated as it is now"),
+    cases(CAPTURED, WRAPPERS, GRADIENTS),
 )
 def test_what_modules_hold_is_captured(change: Any, wrap: Any, gradient: Any) -> None:
     """Tensors and training flags of every module that f holds count as they were in the forward pass."""
@@ -61,7 +54,7 @@ def test_what_modules_hold_is_captured(change: Any, wrap: Any, gradient: Any) ->
 
 @pytest.mark.parametrize(
     "gradient",
-    cases(GRADIENTS, failing=lambda g: g != "direct", reason="12.1 two conditions, one backward pass"),
+    cases(GRADIENTS),
 )
 def test_two_solves_with_two_conditions_before_one_backward_pass(gradient: Any) -> None:
     f, y0, conditions = Conditioned(), normal(8, 3), (normal(3, seed=1), normal(3, seed=2))
@@ -101,12 +94,7 @@ def meta_gradient(wrap: Any, gradient: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize(
     ("wrap", "gradient"),
-    cases(
-        (itself, in_closure, in_partial, in_method),
-        GRADIENTS,
-        failing=lambda wrap, gradient: wrap is not itself and not_captured(None, wrap, gradient),
-        reason="12.1 functional_call around a callable",
-    ),
+    cases((itself, in_closure, in_partial, in_method), GRADIENTS),
 )
 def test_weights_put_in_by_functional_call_are_those_of_the_solve(wrap: Any, gradient: Any) -> None:
     wanted = meta_gradient(wrap, "direct")

@@ -12,7 +12,7 @@ import torch
 
 import quadjoint as qj
 from gradient.helpers import LiveMemory
-from trust.helpers import Field, broken, normal, times
+from trust.helpers import Field, normal, times
 
 MIB = 2**20
 LIMIT = 6 * MIB
@@ -43,31 +43,26 @@ def working(dim: int) -> int:
     return peak(qj.DiscreteAdjoint(max_states=1, mode="joint", activations=0), fixed(2), dim=dim)
 
 
-@broken("12.18 auto assumes 30 evaluations where the grid is known")
 def test_a_fixed_grid_tells_how_many_evaluations_there_will_be() -> None:
     assert peak("direct", fixed(40)) > 2 * LIMIT
     assert peak(qj.Auto(memory_limit=LIMIT), fixed(40)) <= LIMIT + working(2)
 
 
-@broken("12.18 what an earlier solve with other steps took is believed")
 def test_an_earlier_solve_with_fewer_steps_does_not_mislead() -> None:
     assert peak(qj.Auto(memory_limit=LIMIT), fixed(40), before=fixed(4)) <= LIMIT + working(2)
 
 
-@broken("12.18 auto does not stop recording")
 def test_adaptive_steps_keep_to_the_limit_in_the_first_solve() -> None:
     assert peak("direct", ADAPTIVE) > 2 * LIMIT
     assert peak(qj.Auto(memory_limit=LIMIT), ADAPTIVE) <= LIMIT + working(2)
 
 
-@broken("20.15 the stack of the parallel mode is larger than predicted")
 def test_adaptive_steps_keep_to_the_limit_in_later_solves() -> None:
     longer = {**ADAPTIVE, "rtol": 1e-12, "atol": 1e-14}
     assert peak(qj.Auto(memory_limit=LIMIT), longer, before=longer) <= LIMIT + working(2)
 
 
 @pytest.mark.parametrize("before", [None, fixed(40)], ids=["first solve", "later solve"])
-@broken("20.15 checkpoints are never considered")
 def test_stages_that_do_not_fit_are_computed_again_from_checkpoints(before: dict[str, Any] | None) -> None:
     """Four stages of 256 x 64 numbers in each of 40 steps are 20 MiB."""
     assert peak(qj.Auto(memory_limit=LIMIT), fixed(40), before=before, dim=64) <= LIMIT + working(64)
@@ -83,7 +78,6 @@ def test_a_limit_changes_the_memory_and_not_the_gradient() -> None:
         torch.testing.assert_close(g, found[0], rtol=1e-10, atol=1e-12)
 
 
-@broken("20.15 free memory does not respect cgroups")
 def test_the_limit_is_that_of_the_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container that may have 100 MiB it is 25 MiB, however much is in use: the choice must not depend on that."""
     files = {

@@ -16,7 +16,6 @@ from trust.helpers import (
     TIGHT,
     Field,
     assert_close,
-    broken,
     cases,
     normal,
     times,
@@ -25,7 +24,7 @@ from trust.helpers import (
 
 
 @pytest.mark.parametrize("solve", [qj.odeint, dropin.odeint, dropin.odeint_adjoint])
-@pytest.mark.parametrize("dtype", cases([torch.float32, DTYPE], failing=[torch.float32], reason="20.1 step_size fails"))
+@pytest.mark.parametrize("dtype", cases([torch.float32, DTYPE]))
 def test_any_multiple_of_a_step_size_is_a_grid(dtype: torch.dtype, solve: Any) -> None:
     """Whether n h, rounded to the dtype of the times, is a little more or less than n steps of h."""
     failures = []
@@ -42,9 +41,7 @@ def test_any_multiple_of_a_step_size_is_a_grid(dtype: torch.dtype, solve: Any) -
 
 @pytest.mark.parametrize("start", [0.0, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, DTYPE])
-@pytest.mark.parametrize(
-    "origin", cases([0.0, 1e6, 1.7e9], failing=[1.7e9], reason="20.2 f(y0) = 0 at large t", raises=qj.SolveError)
-)
+@pytest.mark.parametrize("origin", cases([0.0, 1000000.0, 1700000000.0]))
 def test_a_state_at_rest_stays_there_at_any_time(origin: float, dtype: torch.dtype, start: float) -> None:
     y0, t = torch.full((2,), start, dtype=dtype), origin + times(0.0, 1.0)
     ys = qj.odeint(lambda t, y: y * (1.0 - y), y0, t)
@@ -54,7 +51,6 @@ def test_a_state_at_rest_stays_there_at_any_time(origin: float, dtype: torch.dty
 # SciPy ----------------------------------------------------------------------------------------------------------------
 
 
-@broken("20.3 learnable times with SciPy and auto", AttributeError)
 def test_scipy_solves_are_differentiable_in_times_by_default() -> None:
     t, w = times(0.0, 1.0).requires_grad_(), torch.tensor(0.5, dtype=DTYPE, requires_grad=True)
     ys = qj.odeint(lambda t, y: -w * y, torch.ones(1, dtype=DTYPE), t, method="scipy_solver", **TIGHT)
@@ -70,7 +66,7 @@ def robertson(t: Tensor, y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "solver",
-    cases(["Radau", "BDF", "LSODA"], failing=["Radau", "LSODA"], reason="20.3 implicit solvers in float32"),
+    cases(["Radau", "BDF", "LSODA"]),
 )
 def test_implicit_solvers_need_no_more_evaluations_in_float32(solver: str) -> None:
     """Differences of float32 numbers make a poor Jacobian; there is a better one. 79 evaluations against 2218."""
@@ -93,22 +89,9 @@ TOLERANCES: dict[str, dict[str, Any]] = {
 }
 
 
-def refused(method: str, kind: str, gradient: Any) -> bool:
-    """SciPy wants one rtol, and an atol of the size of its state, which backwards has more numbers."""
-    back = gradient in ("adjoint", "seminorm")
-    return method == "scipy_solver" and ("feature" in kind or kind == "rtol" or (back and kind in ("atol", ENTRY)))
-
-
 @pytest.mark.parametrize(
     ("method", "kind", "gradient"),
-    cases(
-        ["dopri5", "scipy_solver"],
-        TOLERANCES,
-        ["auto", "gq", "adjoint", "seminorm"],
-        failing=refused,
-        reason="20.5 tensors as tolerances",
-        raises=ValueError,
-    ),
+    cases(["dopri5", "scipy_solver"], TOLERANCES, ["auto", "gq", "adjoint", "seminorm"]),
 )
 def test_tolerances_are_numbers_or_tensors(method: str, kind: str, gradient: Any) -> None:
     found = []
@@ -121,14 +104,7 @@ def test_tolerances_are_numbers_or_tensors(method: str, kind: str, gradient: Any
 
 @pytest.mark.parametrize(
     ("method", "name", "gradient"),
-    cases(
-        ["dopri5", "scipy_solver"],
-        ["rtol", "atol"],
-        ["gq", "adjoint", "seminorm"],
-        failing=refused,
-        reason="20.5 tuples as tolerances",
-        raises=ValueError,
-    ),
+    cases(["dopri5", "scipy_solver"], ["rtol", "atol"], ["gq", "adjoint", "seminorm"]),
 )
 def test_tolerances_of_a_tuple(method: str, name: str, gradient: Any) -> None:
     w = torch.tensor(0.5, dtype=DTYPE, requires_grad=True)

@@ -127,14 +127,9 @@ def same_weights(make: Callable[[], Found]) -> tuple[Found, Found]:
     return first, second
 
 
-def unseen(make: Any, gradient: Any) -> bool:
-    """Only recorded solves find these tensors today; auto records small solves of what is no module."""
-    return gradient != "direct" and (gradient != "auto" or make in (*REACHED, module_in_function))
-
-
 @pytest.mark.parametrize(
     ("make", "gradient"),
-    cases(REACHED, GRADIENTS, failing=unseen, reason="12.2 what a module reaches through a function"),
+    cases(REACHED, GRADIENTS),
 )
 def test_what_a_module_reaches_is_found(make: Any, gradient: Any) -> None:
     one, two = same_weights(make)
@@ -234,7 +229,7 @@ LATE = (
 
 @pytest.mark.parametrize(
     ("make", "gradient"),
-    cases(LATE, GRADIENTS, failing=unseen, reason="12.2 a tensor that is first used later has no gradient"),
+    cases(LATE, GRADIENTS),
 )
 def test_a_tensor_that_is_first_used_later_is_found_or_asked_for(make: Any, gradient: Any) -> None:
     """Whatever evaluation of the backward pass reaches a tensor that nobody knew of says so."""

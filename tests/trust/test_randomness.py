@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import quadjoint as qj
-from trust.helpers import CHECKPOINTS, DTYPE, GRADIENTS, assert_close, cases, normal, right_or_refused, times
+from trust.helpers import DTYPE, GRADIENTS, assert_close, cases, normal, right_or_refused, times
 
 WORDS = "draws random numbers"
 
@@ -45,12 +45,7 @@ def as_function() -> Any:
 @pytest.mark.parametrize("method", ["dopri5", "bosh3"])
 @pytest.mark.parametrize(
     ("make", "gradient"),
-    cases(
-        [as_module, as_function],
-        GRADIENTS,
-        failing=lambda make, gradient: gradient == "direct" or (gradient == "auto" and make is as_function),
-        reason="12.16 dropout runs silently",
-    ),
+    cases([as_module, as_function], GRADIENTS),
 )
 def test_adaptive_steps_with_dropout_are_refused(make: Any, gradient: Any, method: str) -> None:
     with pytest.raises(ValueError, match=WORDS):
@@ -75,11 +70,7 @@ def test_evaluation_mode_is_not_random(gradient: Any) -> None:
 
 @pytest.mark.parametrize(
     "gradient",
-    cases(
-        GRADIENTS,
-        failing=("discrete", CHECKPOINTS, "gq", "gq-paper", "adjoint", "seminorm"),
-        reason="12.16 two evaluations are compared, whose masks may happen to be equal",
-    ),
+    cases(GRADIENTS),
 )
 def test_fixed_steps_with_dropout_are_right_or_refused(gradient: Any) -> None:
     """Euler's steps multiply by 1 + w r, so that the derivative in w follows from the states."""

@@ -16,12 +16,7 @@ OFFSETS = torch.tensor([[0.0, 0.27, 1.04], [0.0, 0.53, 2.1], [0.0, 1.02, 1.47]],
 
 @pytest.mark.parametrize(
     ("origin", "gradient"),
-    cases(
-        [0.0, 1e3, 1e6, 1.7e9],
-        CLOCKS,
-        failing=lambda origin, gradient: origin > 1e3,
-        reason="12.4 times are cast before they are subtracted",
-    ),
+    cases([0.0, 1000.0, 1000000.0, 1700000000.0], CLOCKS),
 )
 def test_a_float32_state_moves_by_the_differences_of_its_times(origin: float, gradient: Any) -> None:
     """dy/dt = -r y decays by exp(-r (t - t0)), however large t is, and so do gradients in r and t."""
@@ -52,12 +47,7 @@ def states(method: str, gradient: Any, t: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("method", "gradient"),
-    cases(
-        SETTINGS,
-        GRADIENTS,
-        failing=lambda method, gradient: gradient in ("gq", "gq-paper", "adjoint", "seminorm"),
-        reason="12.7 the gradient changes the forward values",
-    ),
+    cases(SETTINGS, GRADIENTS),
 )
 def test_states_at_times_per_sample_do_not_depend_on_the_gradient(method: str, gradient: Any) -> None:
     t = SLOPES * torch.tensor([0.0, 0.3, 0.7, 1.0], dtype=DTYPE)

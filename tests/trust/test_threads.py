@@ -25,9 +25,7 @@ def _busy_switching() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_busy_switching")
-@pytest.mark.parametrize(
-    "gradient", cases(GRADIENTS, failing=lambda g: g != "direct", reason="20.13 hooks are taken off during backward")
-)
+@pytest.mark.parametrize("gradient", cases(GRADIENTS))
 def test_hooks_of_shared_parameters_are_called_in_every_thread(gradient: Any) -> None:
     """Hooks that double the gradient, two threads, twenty gradients each: all are doubled."""
     f, starts = Field(), [normal(4, 3), normal(4, 3, seed=1)]
@@ -60,9 +58,7 @@ def test_hooks_of_shared_parameters_are_called_in_every_thread(gradient: Any) ->
     assert not wrong, f"{len(wrong)} of 40 gradients are wrong, by up to {max(wrong):.2g}"
 
 
-@pytest.mark.parametrize(
-    "gradient", cases(GRADIENTS, failing=lambda g: g != "direct", reason="20.13 hooks are taken off during backward")
-)
+@pytest.mark.parametrize("gradient", cases(GRADIENTS))
 def test_hooks_are_there_while_the_backward_pass_runs(gradient: Any) -> None:
     """What f sees of its parameters' hooks is what the user put there."""
     seen: list[int] = []

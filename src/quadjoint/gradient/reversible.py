@@ -62,6 +62,7 @@ class Reversible(Gradient):
         return _Ending(Begun(task.f, first, first.value), first.graph.y.detach())
 
     def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
+        cotangents.check_finite()
         products, stepper = Products(task), task.spec.solver.stepper
         if not run.taken:
             return Gradients(cotangents.grads.sum(0), products.sums)

@@ -12,7 +12,6 @@ from torch import Tensor
 from quadjoint.autograd import private
 from quadjoint.autograd.leaves import leaves
 from quadjoint.errors import warn_once
-from quadjoint.solver.remembered import remembered
 from quadjoint.solver.state import Layout
 
 Time = float | Tensor
@@ -166,8 +165,6 @@ _UNSTACKABLE = (RuntimeError, NotImplementedError, ValueError, TypeError)
 
 def _rule_out_vmap(f: Dynamics) -> None:
     """Note that f cannot be stacked: for backward hooks, which vmap does not call, or parameters of their own kind."""
-    if f.stackable is None and remembered(f.f).get("vmap") is False:
-        f.stackable = False
     module = getattr(f.f, "__self__", f.f)
     if f.stackable is None and isinstance(module, torch.nn.Module):
         hooked = any(private.has_module_hooks(m) for m in module.modules())
@@ -190,7 +187,7 @@ def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tens
         except _UNSTACKABLE as error:
             if f.stackable:
                 raise
-            f.stackable = remembered(f.f)["vmap"] = False
+            f.stackable = False
             reason = str(error).splitlines()[0]
             warn_once(
                 f"vmap {type(f.f).__name__} {id(type(f.f))}",

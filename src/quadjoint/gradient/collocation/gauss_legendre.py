@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.errors import SolveError, nearest
+from quadjoint.errors import nearest
 from quadjoint.gradient.base import Gradient, Gradients, Task
 from quadjoint.gradient.collocation.accuracy import refine
 from quadjoint.gradient.collocation.collocate import Sweep
@@ -93,15 +93,13 @@ class GaussLegendre(Gradient):
         return Trajectory(task, first, self.max_states)
 
     def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
-        if not bool(torch.isfinite(cotangents.grads).all()):
-            raise SolveError("The gradient of the loss has entries that are NaN or infinite; check the loss.")
+        cotangents.check_finite()
         rule = collocation_rule(self.nodes or _nodes(task.spec, cotangents))
         event = run.event_time
 
         def sweep(depth: int) -> tuple[Tensor, list[Tensor | None]]:
             products = Products(task)
-            tolerance = _tolerance(task.spec) if self.rtol is None else min(_tolerance(task.spec), 0.01 * self.rtol)
-            going = Sweep(task, products, cotangents, rule, tolerance)
+            going = Sweep(task, products, cotangents, rule, _tolerance(task.spec, self.rtol, depth))
             panels = memory.panels(task, event, cotangents, depth)
             if self._dense(task):
                 going.solve_dense(panels, size=self._together(task, memory, rule))
@@ -146,6 +144,12 @@ def _asked(spec: Spec) -> float:
     return (float(rtol.min()) if isinstance(rtol, Tensor) else float(rtol)) if spec.adaptive else 1e-9
 
 
-def _tolerance(spec: Spec) -> float:
-    """To which relative error the equations of a step are iterated: well below that of the forward solve."""
-    return max(10 * torch.finfo(spec.f.dtype).eps, 0.03 * min(_asked(spec), 1e-2))
+def _tolerance(spec: Spec, rtol: float | None, depth: int) -> float:
+    """To which relative error the equations of a panel are iterated: well below that of the forward solve.
+
+    With ``rtol`` also below that; the errors of 2**depth panels a step add up.
+    """
+    wanted = 0.03 * min(_asked(spec), 1e-2)
+    if rtol is not None:
+        wanted = min(wanted, 0.01 * rtol) * 0.5**depth
+    return max(10 * torch.finfo(spec.f.dtype).eps, wanted)

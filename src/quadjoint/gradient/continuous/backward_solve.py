@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.errors import SolveError
 from quadjoint.gradient.base import Gradients, Task
 from quadjoint.gradient.continuous.integral import InState, Quadrature, QuadratureSum
 from quadjoint.gradient.cotangents import Cotangents
@@ -37,8 +36,7 @@ if TYPE_CHECKING:
 
 def backward_sweep(how: ContinuousAdjoint, task: Task, run: Integration, cotangents: Cotangents) -> Gradients:
     """Gradients by the adjoint equation."""
-    if not bool(torch.isfinite(cotangents.grads).all()):
-        raise SolveError("The gradient of the loss has entries that are NaN or infinite; check the loss.")
+    cotangents.check_finite()
     observer = task.spec.make_observer()
     if isinstance(observer, SampleObserver):
         task, jumps = _common_clock(task, run, cotangents, observer)

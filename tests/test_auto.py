@@ -14,9 +14,14 @@ from quadjoint.gradient.choose.cost import Sizes, cheapest, predict
 
 def sizes(**changes: object) -> Sizes:
     base = {
-        "rows": 200, "features": 5, "state_bytes": 4000, "parameters": 10_000, "parameter_bytes": 40_000,
-        "activation_bytes": 400_000, "evaluations": 40,
-    }  # fmt: skip
+        "rows": 200,
+        "features": 5,
+        "state_bytes": 4000,
+        "parameters": 10_000,
+        "parameter_bytes": 40_000,
+        "activation_bytes": 400_000,
+        "evaluations": 40,
+    }
     return Sizes(**{**base, **changes})  # type: ignore[arg-type]
 
 

@@ -202,9 +202,15 @@ def test_robertson_by_an_implicit_solver_of_scipy() -> None:
 
     def value(scale: Tensor, gradient: Any, tol: float) -> Tensor:
         ys = qj.odeint(
-            lambda t, y: robertson(t, y, rates * scale), y0, t, method="scipy_solver", gradient=gradient,
-            rtol=tol, atol=1e-4 * tol, options={"solver": "Radau"},
-        )  # fmt: skip
+            lambda t, y: robertson(t, y, rates * scale),
+            y0,
+            t,
+            method="scipy_solver",
+            gradient=gradient,
+            rtol=tol,
+            atol=1e-4 * tol,
+            options={"solver": "Radau"},
+        )
         return (ys[1:] * weights).sum()
 
     scale = torch.ones(3, dtype=torch.float64, requires_grad=True)
@@ -238,6 +244,9 @@ def test_settings_that_make_no_sense_are_refused_in_words() -> None:
         qj.GaussLegendre(max_states=0)
     with pytest.raises(ValueError, match="Runge-Kutta"):
         qj.odeint(
-            lambda t, y: -y, torch.ones(1, requires_grad=True), times(0.0, 1.0), method="alf",
+            lambda t, y: -y,
+            torch.ones(1, requires_grad=True),
+            times(0.0, 1.0),
+            method="alf",
             gradient=qj.GaussLegendre(max_states=3),
-        )  # fmt: skip
+        )

@@ -44,10 +44,10 @@ class Auto(Gradient):
     def choose(self, task: Task, first: First) -> Choice:
         """The method to use for a solve whose first evaluation has been made."""
         solver = task.spec.solver
-        if solver.method == "scipy_solver":
-            return Choice(GaussLegendre(), "gq: SciPy's steps cannot be recorded or transposed")
+        if not solver.stepper.recordable:
+            return Choice(GaussLegendre(), f"gq: steps of method {solver.name!r} cannot be recorded or transposed")
         if not solver.stepper.transposable:
-            return Choice(Direct(), f"direct: steps of method {solver.method!r} cannot be transposed")
+            return Choice(Direct(), f"direct: steps of method {solver.name!r} cannot be transposed")
         if any(private.is_sharded(m) for m in task.snapshot.modules):
             return Choice(Direct(), "direct: parameters are sharded")
         if first.reentrant():

@@ -84,8 +84,7 @@ class GaussLegendre(Gradient):
     def check(self, spec: Spec) -> None:
         if self.max_states is not None and not spec.solver.stepper.transposable:
             raise ValueError(
-                "GaussLegendre(max_states=...) takes Runge-Kutta steps again; "
-                f"method {spec.solver.method!r} takes none."
+                f"GaussLegendre(max_states=...) takes Runge-Kutta steps again; method {spec.solver.name!r} takes none."
             )
 
     def recorder(self, task: Task, first: First | None) -> Trajectory:
@@ -134,8 +133,7 @@ def _nodes(spec: Spec, cotangents: Cotangents) -> int:
     inside = not np.isin(cotangents.keys, cotangents.ends).all()
     if not inside or _asked(spec) >= 1e-5:
         return q
-    tableau = getattr(spec.solver.smooth, "tableau", None)
-    return max(q, q + 1 if tableau is None else tableau.dense_order)
+    return max(q, spec.solver.smooth.dense_order or q + 1)
 
 
 def _asked(spec: Spec) -> float:

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from quadjoint.solver.methods.rooted_trees import rooted_trees
-from quadjoint.solver.methods.tableau import ButcherTableau, hermite
+from quadjoint.solver.methods.tableau import ButcherTableau, hermite_extension
 
 SQRT2, SQRT3, SQRT6, SQRT15 = (math.sqrt(x) for x in (2, 3, 6, 15))
 HAIRER = "Hairer and Wanner (1996), Solving Ordinary Differential Equations II"
@@ -109,7 +109,7 @@ def _trapezoid() -> ButcherTableau:
         c=np.array([0.0, 1.0]),
         a=a,
         b=a[-1],
-        dense=hermite(a[-1]),
+        dense=hermite_extension(a[-1]),
         dense_order=2,
         reference=HAIRER,
     )
@@ -145,7 +145,7 @@ def _trbdf2() -> ButcherTableau:
         b_error=a[-1] - embedded,
         error_order=3,
         error_filter=gamma,
-        dense=hermite(a[-1]),
+        dense=hermite_extension(a[-1]),
         dense_order=2,
         reference="Bank et al. (1985), IEEE Trans. CAD 4; Hosea and Shampine (1996), Appl. Numer. Math. 20",
     )
@@ -173,7 +173,7 @@ def _kvaerno3() -> ButcherTableau:
         b=a[-1],
         b_error=a[-1] - a[-2],
         error_order=2,
-        dense=hermite(a[-1]),
+        dense=hermite_extension(a[-1]),
         dense_order=3,
         reference="Kvaerno (2004), BIT Numer. Math. 44",
     )

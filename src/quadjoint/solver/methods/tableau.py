@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from quadjoint.solver.methods import coefficients
 from quadjoint.solver.methods.rooted_trees import rooted_trees
 
 # The coefficients are rationals or decimals rounded to float64; the largest, in the continuous extension
@@ -30,11 +29,10 @@ class ButcherTableau:
 
     The extra stages enter b_i(theta) only; they are evaluated when a point inside the step is wanted. A method without
     ``dense`` gets the cubic Hermite polynomial (of order one, the straight line), whose slopes at t0 and t1 are stages
-    if the first is f(t0, y0) and the last f(t1, y1), and else extra stages; f(t1, y1) is then the first stage of the
-    next step of an explicit method.
+    if the first is f(t0, y0) and the last f(t1, y1), and else extra stages.
 
-    ``error_filter`` is the gamma of (I - h gamma J)^-1, by which the error estimate of an implicit method is multiplied
-    so that it stays bounded for stiff components; J = df/dy.
+    ``error_filter`` is the gamma of (I - h gamma J)^-1, with J = df/dy, by which the error estimate of an implicit
+    method is multiplied so that it stays bounded in stiff components.
 
     >>> import torch, quadjoint as qj
     >>> tableau = qj.TABLEAUS["dopri5"]
@@ -74,7 +72,7 @@ class ButcherTableau:
         c_extra: Any = self.c_extra
         values: dict[str, Any] = {}
         if dense is None:
-            values = _hermite_extension(self.order, np.array(self.a, np.float64), np.array(self.b, np.float64))
+            values = _default_extension(self.order, np.array(self.a, np.float64), np.array(self.b, np.float64))
         elif c_extra is None:
             values = {"c_extra": np.empty(0), "a_extra": np.empty((0, len(self.b)))}
         for field, value in values.items():
@@ -114,9 +112,13 @@ class ButcherTableau:
     @property
     def blocks(self) -> list[tuple[int, int]]:
         """Ranges of stages that have to be solved for together, one after another: as short as they can be."""
-        s = self.stages
-        ends = [i for i in range(1, s + 1) if not self.a[:i, i:].any()]
-        return list(zip([0, *ends], ends, strict=False))
+        ends = [i for i in range(1, self.stages + 1) if not self.a[:i, i:].any()]
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+
+    @property
+    def estimate_order(self) -> int:
+        """The power of h with which the error estimate falls; that of the step's own error if there is none."""
+        return 1 + (self.order if self.error_order is None else min(self.order, self.error_order))
 
     @property
     def first_extra_is_next(self) -> bool:
@@ -176,7 +178,7 @@ class ButcherTableau:
             block = self.a[first:last, first:last]
             if block.any() and not np.linalg.cond(block) < 1.0 / TOLERANCE:
                 raise ValueError(
-                    f"{self.name}: stages {first} to {last - 1} of a depend on each other by a singular matrix"
+                    f"{self.name}: stages {first} to {last - 1} depend on each other by a matrix without inverse"
                 )
         defect = np.abs(a.sum(axis=1) - c)
         row = int(defect.argmax())
@@ -215,12 +217,7 @@ class ButcherTableau:
         return np.vstack([np.pad(self.a, ((0, 0), (0, self.extra_stages))), self.a_extra])
 
 
-def _square(rows: Sequence[Sequence[float]]) -> np.ndarray:
-    """The rows of a tableau, padded with zeros to a square matrix."""
-    return np.array([[*row, *[0.0] * (len(rows) - len(row))] for row in rows])
-
-
-def hermite(b: np.ndarray, first: int = 0) -> np.ndarray:
+def hermite_extension(b: np.ndarray, first: int = 0) -> np.ndarray:
     """The cubic through y0 and y1 with slopes f(t0, y0), stage ``first``, and f(t1, y1), the last stage."""
     dense = np.outer(b, [0.0, 3.0, -2.0])
     dense[first] += [1.0, -2.0, 1.0]
@@ -228,112 +225,19 @@ def hermite(b: np.ndarray, first: int = 0) -> np.ndarray:
     return dense
 
 
-def _hermite_extension(order: int, a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
-    """The cubic Hermite polynomial with the extra stages that it needs; of order one, the straight line."""
+def _default_extension(order: int, a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
+    """The cubic with the extra stages that its slopes need; of order one, the straight line."""
     s = len(b)
-    starts = not order > 1 or not a[0].any()  # there is a slope at t0
-    ends = not order > 1 or np.array_equal(a[-1], b)
-    rows = [np.zeros(s)] * (not starts) + [b] * (not ends)
+    rows = []
+    if order > 1 and a[0].any():
+        rows.append((0.0, np.zeros(s)))
+    if order > 1 and not np.array_equal(a[-1], b):
+        rows.append((1.0, b))
     e = len(rows)
     padded = np.append(b, np.zeros(e))
     return {
-        "c_extra": np.array([0.0] * (not starts) + [1.0] * (not ends)),
-        "a_extra": np.array([np.append(row, np.zeros(e)) for row in rows]).reshape(e, s + e),
-        "dense": b[:, None] if order == 1 else hermite(padded, 0 if starts else s),
+        "c_extra": np.array([c for c, _ in rows]),
+        "a_extra": np.array([np.append(row, np.zeros(e)) for _, row in rows]).reshape(e, s + e),
+        "dense": b[:, None] if order == 1 else hermite_extension(padded, s if a[0].any() else 0),
         "dense_order": min(order, 3),
     }
-
-
-def _low_order(
-    name: str,
-    order: int,
-    a: Sequence[Sequence[float]],
-    b: Sequence[float],
-    reference: str,
-    b_error: Sequence[float] | None = None,
-) -> ButcherTableau:
-    """A method of order 1 with linear, of order 2 to 4 with cubic Hermite interpolation (order up to 3)."""
-    matrix = _square(a)
-    return ButcherTableau(
-        name=name,
-        order=order,
-        c=matrix.sum(axis=1),
-        a=matrix,
-        b=np.array(b),
-        b_error=None if b_error is None else np.array(b_error),
-        error_order=None if b_error is None else order - 1,
-        reference=reference,
-    )
-
-
-def _dopri5() -> ButcherTableau:
-    """Shampine's quartic: the cubic Hermite polynomial, bent to pass through his value in the middle."""
-    a = _square(coefficients.DOPRI5_A)
-    cubic = hermite(a[-1])
-    missing = np.array(coefficients.DOPRI5_MIDDLE) - cubic @ [1 / 2, 1 / 4, 1 / 8]
-    bump = 16.0 * np.outer(missing, [0.0, 1.0, -2.0, 1.0])  # 16 theta^2 (1 - theta)^2, one in the middle
-    return ButcherTableau(
-        name="dopri5",
-        order=5,
-        c=np.array(coefficients.DOPRI5_C),
-        a=a,
-        b=a[-1],
-        b_error=a[-1] - np.array(coefficients.DOPRI5_B_EMBEDDED),
-        error_order=4,
-        dense=np.pad(cubic, ((0, 0), (0, 1))) + bump,
-        dense_order=4,
-        reference="Dormand and Prince (1980), J. Comput. Appl. Math. 6; Shampine (1986), Math. Comp. 46",
-    )
-
-
-def _tsit5() -> ButcherTableau:
-    a = _square(coefficients.TSIT5_A)
-    return ButcherTableau(
-        name="tsit5",
-        order=5,
-        c=np.array(coefficients.TSIT5_C),
-        a=a,
-        b=a[-1],
-        b_error=np.array(coefficients.TSIT5_B_ERROR),
-        error_order=4,
-        dense=np.array(coefficients.TSIT5_DENSE),
-        dense_order=4,
-        reference="Tsitouras (2011), Comput. Math. Appl. 62",
-    )
-
-
-def _dopri8() -> ButcherTableau:
-    a = _square(coefficients.DOPRI8_A)
-    s, e = len(a), len(coefficients.DOPRI8_C_EXTRA)
-    used = [0, *range(5, s + e)]  # stages 2 to 5 have no weight
-    a_extra = np.zeros((e, s + e))
-    for row, values in zip(a_extra, coefficients.DOPRI8_A_EXTRA, strict=True):
-        row[used[: len(values)]] = values
-    dense = np.zeros((s + e, 7))
-    dense[0, 0] = 1.0
-    dense[used, 1:] = coefficients.DOPRI8_DENSE
-    return ButcherTableau(
-        name="dopri8",
-        order=8,
-        c=np.array(coefficients.DOPRI8_C),
-        a=a,
-        b=a[-1],
-        b_error=a[-1] - np.array(coefficients.DOPRI8_B_EMBEDDED),
-        error_order=7,
-        c_extra=np.array(coefficients.DOPRI8_C_EXTRA),
-        a_extra=a_extra,
-        dense=dense,
-        dense_order=7,
-        reference="Prince and Dormand (1981), J. Comput. Appl. Math. 7; extension: see coefficients.py",
-    )
-
-
-TABLEAUS: dict[str, ButcherTableau] = {
-    method.name: method
-    for method in (
-        _dopri5(),
-        _tsit5(),
-        _dopri8(),
-        *(_low_order(name, *values) for name, values in coefficients.LOW_ORDER.items()),
-    )
-}

@@ -45,6 +45,11 @@ class ImplicitStep(RungeKuttaStep):
         return self.memory
 
     @property
+    def settled(self) -> bool:
+        """Whether the next step can use the same factors, if it is as long."""
+        return self.next_memory is not None and self.next_memory.factors is not None
+
+    @property
     def error(self) -> Tensor | None:
         found = super().error
         if found is None or self.method.filter is None:
@@ -96,14 +101,13 @@ class ImplicitRungeKutta(RungeKutta):
             memory = replace(memory, slope=f(start, y, nudge[0]), exact=True)
         slope = memory.slope
         with torch.no_grad():
-            ends = (x.detach() if isinstance(x, Tensor) else x for x in (start, end))
-            plain = replace(memory, slope=None if slope is None else slope.detach())
-            solver = StageSolver(self.tableau, self.blocks, self.newton, f, y=y.detach(), nudge=nudge, ends=ends)
-            solved = solver.solve(plain)
+            plain = [x.detach() if isinstance(x, Tensor) else x for x in (start, end)]
+            solver = StageSolver(self.tableau, self.blocks, self.newton, f, y.detach(), *plain, nudge)
+            solved = solver.solve(replace(memory, slope=None if slope is None else slope.detach()))
         failed = solved.failure is not None
         dt: Time = end - start
         if torch.is_grad_enabled() and not failed:
-            self._record(f, y, slope, solved, solver=solver, start=start, end=end)
+            self._record(solver, solved, y, slope, start=start, end=end)
         y1 = y if failed else solved.inputs[-1] if self.tableau.stiffly_accurate else None
         return ImplicitStep(
             self,
@@ -123,3 +127,46 @@ class ImplicitRungeKutta(RungeKutta):
             iterations=solved.iterations,
             failed=failed,
         )
+
+    def _record(
+        self, solver: StageSolver, solved: Solved, y: Tensor, slope: Tensor | None, *, start: Time, end: Time
+    ) -> None:
+        """Put in place of the stages the same ones, such that autograd can differentiate them."""
+        found, solved.ks, solved.inputs = solved.ks, [], []
+        dt: Time = end - start
+        clocked = replace(solver, y=y, start=start, end=end)
+        for block in self.blocks:
+            if block.matrix is not None:
+                self._record_block(clocked, solved, block, block.matrix)
+                continue
+            i = block.first
+            state = combine(y, solved.ks, block.before[0], dt)
+            solved.inputs.append(state)
+            if i == 0 and slope is not None:
+                solved.ks.append(slope)
+            else:
+                solved.ks.append(solver.f(clocked.time(i), state, clocked.nudge_at(i)))
+        assert len(found) == len(solved.ks)
+
+    def _record_block(self, at: StageSolver, solved: Solved, block: Block, matrix: StageMatrix) -> None:
+        samples = solved.memory.samples
+        assert samples is not None
+        z = solved.zs[block.first]
+        bases = [combine(at.y, solved.ks, weights, at.dt) for weights in block.before]
+        h = samples.spread(at.dt)
+
+        def evaluate(z: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
+            ys = [base + samples.state_of(z[:, i]) for i, base in enumerate(bases)]
+            ys = [x if x.requires_grad else x.requires_grad_() for x in ys]
+            fs = [at.f(at.time(i), x, at.nudge_at(i)) for i, x in enumerate(ys, block.first)]
+            slopes = torch.stack([samples.rows_of(x) for x in fs], dim=1)
+            return ys, fs, torch.matmul(matrix.constant("a", slopes), slopes) * h
+
+        ys, fs, image = evaluate(z)
+        system = StageSystem(samples, matrix, h.detach() if isinstance(h, Tensor) else h, ys, fs)
+        z = z + correct(system, image)
+        for _ in range(self.corrections - 1):
+            z = z + correct(system, evaluate(z)[2] - z)
+        slopes = slopes_of(matrix, z, h)
+        solved.ks += [samples.state_of(slopes[:, i]) for i in range(matrix.q)]
+        solved.inputs += [base + samples.state_of(z[:, i]) for i, base in enumerate(bases)]

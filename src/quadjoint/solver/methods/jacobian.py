@@ -22,8 +22,10 @@ from quadjoint.solver.protocols import Time, VectorField
 
 SAMPLE = 64  # numbers in a sample up to which its Jacobian is computed
 WHOLE = 256  # numbers in a state up to which its Jacobian as a whole is
+COUPLED = 1e-3  # influence of rows on each other, in parts of their Jacobians, from which they are no samples
 FORCING = 1e-2  # part of the residual that a Krylov method may leave to the next Newton iteration
 SOLVERS = ("auto", "batched", "dense", "krylov")
+Products = Callable[[Tensor], Tensor]  # a stack of a to a^T df/dy, both of shape (m, rows, d)
 LinearSolver = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 
 
@@ -66,8 +68,7 @@ def _splits(y: Tensor) -> Iterator[Samples]:
 
 def linearize(f: VectorField, t: Time, y: Tensor, nudge: int = 0) -> Graph:
     """f(t, y) recorded, with real numbers in and out."""
-    own = getattr(f, "linearized", None)
-    evaluate = f if own is None else own
+    evaluate = getattr(f, "dynamics", f)
 
     def real(t: Any, x: Tensor) -> Tensor:
         if not y.is_complex():
@@ -95,24 +96,28 @@ def transposed_products(graph: Graph, a: Tensor) -> Tensor:
     return torch.stack([torch.zeros_like(a[0]) if x is None else x for x in rows])
 
 
-def row_jacobians(graph: Graph, samples: Samples, *, checked: bool = False) -> Tensor | None:
-    """d out[r, j] / d y[r, i] by d products, shape (rows, d, d); with ``checked``, None if rows influence each other."""
+def row_jacobians(products: Products, samples: Samples, like: Tensor) -> tuple[Tensor, Tensor]:
+    """d out[r, j] / d y[r, i] by d products, shape (rows, d, d), and how wrong it is that rows are independent.
+
+    One product more gives every row weights of its own; what a row takes from another is then weighted otherwise than
+    assumed. The second result is that difference relative to the Jacobian, the largest of all rows.
+    """
     rows, d = samples.rows, samples.d
-    eye = torch.eye(d, dtype=graph.y.dtype, device=graph.y.device)
+    eye = torch.eye(d, dtype=like.dtype.to_real(), device=like.device)
     units = eye[:, None].expand(d, rows, d)
-    probe = None
-    if checked and rows > 1:
-        # Every row with weights of its own: what a row takes from another is then weighted otherwise than assumed.
-        probe = torch.cos(torch.arange(rows * d, dtype=torch.float64) * 1.7 + 0.3).to(units).reshape(1, rows, d)
-        units = torch.cat([units, probe])
-    found = transposed_products(graph, units.reshape(-1, *graph.y.shape)).reshape(-1, rows, d)
+    if rows == 1:
+        return products(units).transpose(0, 1), eye.new_zeros(())
+    probe = torch.cos(torch.arange(rows * d, dtype=torch.float64) * 1.7 + 0.3).to(eye).reshape(1, rows, d)
+    found = products(torch.cat([units, probe]))
     jacobian = found[:d].transpose(0, 1)
-    if probe is not None:
-        expected = torch.einsum("rj,rji->ri", probe[0], jacobian)
-        error = torch.linalg.vector_norm(found[d] - expected)
-        if not float(error) <= 1e-3 * float(torch.linalg.vector_norm(expected)) + torch.finfo(error.dtype).tiny:
-            return None
-    return jacobian
+    expected = torch.einsum("rj,rji->ri", probe[0], jacobian)
+    size = jacobian.abs().amax((1, 2)).clamp(min=torch.finfo(eye.dtype).tiny)
+    return jacobian, ((found[d] - expected).abs().amax(1) / size).amax()
+
+
+def _products(graph: Graph, samples: Samples) -> Products:
+    shape = graph.y.shape
+    return lambda a: transposed_products(graph, a.reshape(-1, *shape)).reshape(a.shape)
 
 
 class RowJacobian:
@@ -191,8 +196,8 @@ class JacobianSource:
         for samples in [whole] if self.solver == "dense" else list(_splits(y)):
             if self.solver == "auto" and samples.d > (WHOLE if samples.rows == 1 else SAMPLE):
                 continue
-            found = row_jacobians(graph, samples, checked=self.solver == "auto")
-            if found is not None:
+            found, coupling = row_jacobians(_products(graph, samples), samples, y)
+            if self.solver != "auto" or not float(coupling) > COUPLED:
                 return samples, RowJacobian(found)
         return whole, ProductJacobian(graph)
 
@@ -203,9 +208,7 @@ class JacobianSource:
         graph = linearize(f, t, y, nudge)
         if callable(self.solver) or self.solver == "krylov" or (samples.rows == 1 and samples.d > self._largest):
             return ProductJacobian(graph, self.solver if callable(self.solver) else None)
-        found = row_jacobians(graph, samples)
-        assert found is not None
-        return RowJacobian(found)
+        return RowJacobian(row_jacobians(_products(graph, samples), samples, y)[0])
 
     @property
     def _largest(self) -> float:
@@ -214,7 +217,7 @@ class JacobianSource:
     def _given(self, f: VectorField, t: Time, y: Tensor) -> tuple[Samples, Jacobian]:
         """What the user's function returns: one matrix for every sample, or one for the state as a whole."""
         assert self.given is not None
-        evaluate = getattr(f, "jacobian", None)
+        evaluate = getattr(getattr(f, "dynamics", f), "jacobian", None)
         found = self.given(t, y) if evaluate is None else evaluate(self.given, t, y)
         n, d = y.numel(), y.shape[-1] if y.ndim else 1
         if found.shape == (*y.shape, d) or (y.ndim == 0 and found.numel() == 1):

@@ -57,7 +57,7 @@ class RungeKuttaStep:
         "y1",
     )
 
-    ratio: Tensor | None = None
+    ratio: Tensor | float | None = None
 
     def __init__(
         self,
@@ -223,6 +223,10 @@ class RungeKutta(Stepper):
     @property
     def name(self) -> str:
         return self.tableau.name
+
+    @property
+    def estimate_order(self) -> int:
+        return self.tableau.estimate_order
 
     @property
     def eager(self) -> RungeKutta:

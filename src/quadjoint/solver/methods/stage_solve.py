@@ -94,24 +94,22 @@ class Solved:
     iterations: int = 0  # the most of all blocks
 
 
+@dataclass(frozen=True)
 class StageSolver:
     """Finds the stages of the step from ``y`` at ``start`` to ``end``; nothing is recorded by autograd."""
 
-    def __init__(
-        self,
-        tableau: ButcherTableau,
-        blocks: list[Block],
-        settings: NewtonSettings,
-        f: VectorField,
-        *,
-        y: Tensor,
-        start: Time,
-        end: Time,
-        nudge: Nudge,
-    ) -> None:
-        self.tableau, self.blocks, self.settings, self.f = tableau, blocks, settings, f
-        self.y, self.start, self.end, self.nudge = y, start, end, nudge
-        self.dt = end - start
+    tableau: ButcherTableau
+    blocks: list[Block]
+    settings: NewtonSettings
+    f: VectorField
+    y: Tensor
+    start: Time
+    end: Time
+    nudge: Nudge
+
+    @property
+    def dt(self) -> Time:
+        return self.end - self.start
 
     def solve(self, memory: Memory) -> Solved:
         """All stages; if they could not be found with a Jacobian from before, with the one at the start of the step."""
@@ -163,7 +161,7 @@ class StageSolver:
             y = combine(self.y, solved.ks, block.before[0], self.dt)
             known = i == 0 and solved.memory.slope is not None
             solved.inputs.append(y)
-            solved.ks.append(solved.memory.slope if known else self.f(self._time(i), y, self._nudge(i)))  # type: ignore[arg-type]
+            solved.ks.append(solved.memory.slope if known else self.f(self.time(i), y, self.nudge_at(i)))  # type: ignore[arg-type]
         return solved
 
     def _implicit(self, block: Block, matrix: StageMatrix, solved: Solved, measure: Yardstick) -> None:
@@ -175,7 +173,7 @@ class StageSolver:
             bases = [combine(self.y, solved.ks, weights, self.dt) for weights in block.before]
         rows = [samples.rows_of(base) for base in bases]
         h = samples.spread(self.dt)
-        times = [(self._time(i), self._nudge(i)) for i in range(block.first, block.last)]
+        times = [(self.time(i), self.nudge_at(i)) for i in range(block.first, block.last)]
 
         def evaluate(z: Tensor) -> Tensor:
             states = [samples.state_of(row + z[:, i]) for i, row in enumerate(rows)]
@@ -228,7 +226,8 @@ class StageSolver:
         """Factors for this step size; of an earlier stage or step, if they are the same."""
         memory = solved.memory
         known = memory.factors
-        if known is None or isinstance(h, Tensor) or isinstance(known[0], Tensor) or known[0] != h:
+        same = known is not None and isinstance(h, float) and isinstance(known[0], float)
+        if known is None or not same or abs(known[0] - h) > 1e-9 * abs(h):  # t1 - t0 of equal steps differs by rounding
             known = (h, {})
             memory = solved.memory = replace(memory, factors=known)
         if id(matrix) not in known[1]:
@@ -236,11 +235,11 @@ class StageSolver:
             known[1][id(matrix)] = memory.jacobian.factorize(matrix, h)
         return known[1][id(matrix)]
 
-    def _time(self, i: int) -> Time:
+    def time(self, i: int) -> Time:
         c = float(self.tableau.c[i])
         return self.end if c == 1.0 else self.start + c * self.dt
 
-    def _nudge(self, i: int) -> int:
+    def nudge_at(self, i: int) -> int:
         c = self.tableau.c[i]
         return self.nudge[0] if c == 0.0 else self.nudge[1] if c == 1.0 else 0
 

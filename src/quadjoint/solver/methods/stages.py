@@ -43,7 +43,7 @@ class StageMatrix:
         if key not in self._constants:
             array = getattr(self, name)
             dtype = like.dtype.to_complex() if np.iscomplexobj(array) else like.dtype
-            self._constants[key] = torch.as_tensor(array, dtype=dtype, device=like.device)
+            self._constants[key] = torch.tensor(array, dtype=dtype, device=like.device)
         return self._constants[key]
 
 

@@ -37,7 +37,7 @@ class Block:
     last: int
     matrix: StageMatrix | None
     before: list[Weights]  # of the stages of earlier blocks, for each stage
-    guess: Weights  # of earlier stages, in a prediction of the first stage of this block
+    guess: Weights  # of earlier stages, in a prediction of z / h of the first stage of this block
 
     @property
     def apart(self) -> bool:
@@ -53,18 +53,30 @@ def blocks_of(tableau: ButcherTableau) -> list[Block]:
         a = tableau.a[first:last, first:last]
         matrix = matrices.setdefault(a.tobytes(), StageMatrix(a)) if a.any() else None
         before = [nonzero(row[:first]) for row in tableau.a[first:last]]
-        out.append(Block(first, last, matrix, before, _prediction(tableau.c[:first], float(tableau.c[first]))))
+        out.append(Block(first, last, matrix, before, _prediction(tableau, first)))
     return out
 
 
-def _prediction(nodes: np.ndarray, c: float, most: int = 3) -> Weights:
-    """Weights that extrapolate slopes at ``nodes`` to ``c``: the nearest ones, of equal ones the last."""
-    distinct = {float(node): j for j, node in enumerate(nodes)}
-    near = sorted(distinct, key=lambda node: (abs(node - c), -node))[:most]
-    weights = [
-        (distinct[x], math.prod((c - other) / (x - other) for other in near if other != x)) for x in sorted(near)
-    ]
-    return [(j, w) for j, w in weights if w != 0.0]
+def _prediction(tableau: ButcherTableau, first: int) -> Weights:
+    """Weights of the earlier stages in a prediction of z / h of stage ``first``.
+
+    It is the polynomial through y0, with slope f(t0, y0) if that is a stage, and through the earlier Y_j. States are
+    predicted from states, as in stiff components the slopes are much less accurate.
+    """
+    a, c = tableau.a, tableau.c
+    explicit = not a[0].any()
+    nodes = {float(c[j]): j for j in range(int(explicit), first)}  # of equal ones the last
+    rows = [a[j] for j in nodes.values()]
+    powers = np.arange(1, len(nodes) + explicit + 1)
+    conditions = [x**powers for x in nodes]
+    if explicit:
+        rows.append(np.eye(len(c))[0])
+        conditions.append((powers == 1) * 1.0)
+    if not conditions or not first:
+        return []
+    weights = np.linalg.solve(np.array(conditions).T, float(c[first]) ** powers)
+    z = weights @ np.array(rows) - np.where(np.arange(len(c)) < first, a[first], 0.0)
+    return [(j, float(w)) for j, w in enumerate(z[:first]) if abs(w) > 1e-15]
 
 
 @dataclass(frozen=True)
@@ -215,12 +227,13 @@ class StageSolver:
             if weights is not None:
                 z = memory.previous[1]
                 return torch.matmul(torch.as_tensor(weights, dtype=z.dtype, device=z.device), z)
-        guess = combine(torch.zeros_like(self.y), solved.ks, block.guess, 1.0) if block.guess else memory.slope
-        if guess is None:
+        if matrix.q == 1 and block.guess:
+            return samples.rows_of(combine(torch.zeros_like(self.y), solved.ks, block.guess, self.dt))[:, None]
+        if memory.slope is None:
             rows = samples.rows_of(self.y)
             return rows.new_zeros(samples.rows, matrix.q, samples.d)
-        slopes = samples.rows_of(guess)[:, None].expand(samples.rows, matrix.q, samples.d)
-        return torch.matmul(matrix.constant("a", slopes), slopes * h) if matrix.q > 1 else slopes * (h * matrix.a[0, 0])
+        slopes = samples.rows_of(memory.slope)[:, None].expand(samples.rows, matrix.q, samples.d)
+        return torch.matmul(matrix.constant("a", slopes), slopes * h)
 
     def _factors(self, solved: Solved, matrix: StageMatrix, h: Any) -> Factors:
         """Factors for this step size; of an earlier stage or step, if they are the same."""

@@ -23,12 +23,15 @@ from quadjoint.gradient.choose.measure import sizes_of
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.discrete.checkpoints import StepRecorder
 from quadjoint.gradient.discrete.deferred import DeferredLinear
+from quadjoint.gradient.discrete.implicit_sweep import ImplicitSweep
 from quadjoint.gradient.discrete.sweep import clock_sweep, sweep
 from quadjoint.gradient.discrete.tape import Tape
 from quadjoint.gradient.discrete.transpose import StepTransposer
 from quadjoint.gradient.first import First
 from quadjoint.gradient.products import Products
+from quadjoint.gradient.proof import Beginning
 from quadjoint.solver.integrate import Integration
+from quadjoint.solver.methods.implicit import ImplicitRungeKutta
 from quadjoint.solver.spec import Spec
 
 MODES = ("auto", "joint", "stacked")
@@ -90,7 +93,8 @@ class DiscreteAdjoint(Gradient):
         task.stats.reason = task.stats.reason or f"discrete, {mode}"
         deferred = DeferredLinear(task.params) if mode == "stacked" else None
         left = 0
-        if stages and first is not None and not is_recorded_already() and task.spec.solver.points is None:
+        implicit = isinstance(task.spec.solver.eager, ImplicitRungeKutta)  # which keep no evaluations of iterations
+        if stages and first is not None and not (implicit or is_recorded_already() or task.spec.solver.points is not None):
             allowed = self.activations if self.memory_limit is None else self.memory_limit // 2
             if first.activation_bytes is not None:
                 left = allowed // max(1, first.activation_bytes)
@@ -98,7 +102,7 @@ class DiscreteAdjoint(Gradient):
         # The first evaluation was recorded without aliases.
         flow = Tape(task.f, first, left=left, within=within, keep_first=not aliases)
         states = None if self.memory_limit is None else self.memory_limit // (2 if left else 1)
-        return _Memory(flow, stages, self.max_states, states, aliases, deferred)
+        return _Memory(flow, first, stages, self.max_states, states, aliases, deferred)
 
     def _mode(self, task: Task, first: First | None) -> str:
         """The mode asked for, or that with the least predicted cost."""
@@ -111,6 +115,11 @@ class DiscreteAdjoint(Gradient):
         if task.spec.solver.points is not None:
             return clock_sweep(task, run, memory, cotangents)
         products = Products(task, memory.aliases)
+        if isinstance(task.spec.solver.eager, ImplicitRungeKutta):
+            if memory.beginning is not None:
+                memory.beginning.prove(task)
+            a = ImplicitSweep(task, cotangents, products, activation_bytes=memory.activation_bytes).run(memory)
+            return Gradients(cotangents.at_start(a), products.finish())
         a = sweep(StepTransposer(task, cotangents), products, memory, memory.deferred)
         return Gradients(cotangents.at_start(a), products.finish())
 
@@ -121,6 +130,7 @@ class _Memory(StepRecorder):
     def __init__(
         self,
         flow: Tape,
+        first: First | None,
         stages: bool,
         max_states: int | None,
         max_bytes: int | None,
@@ -129,3 +139,5 @@ class _Memory(StepRecorder):
     ) -> None:
         super().__init__(flow, stages=stages, max_states=max_states, max_bytes=max_bytes)
         self.aliases, self.deferred = aliases, deferred
+        self.activation_bytes = (first.activation_bytes if first is not None else None) or 0
+        self.beginning = None if first is None else Beginning(first)

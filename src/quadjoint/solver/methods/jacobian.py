@@ -57,7 +57,7 @@ class Samples:
         return full.reshape(self.rows, 1, self.d)
 
 
-def _splits(y: Tensor) -> Iterator[Samples]:
+def splits(y: Tensor) -> Iterator[Samples]:
     """How the state may fall apart into samples, the smallest first; at last not at all."""
     parts = 2 if y.is_complex() else 1
     n = y.numel() * parts
@@ -84,6 +84,9 @@ def transposed_products(graph: Graph, a: Tensor) -> Tensor:
     """a^T df/dy for a stack of a, shape (m, *y)."""
     if not graph.out.requires_grad:
         return torch.zeros_like(a)
+    if len(a) == 1:
+        (found,) = torch.autograd.grad(graph.out, graph.y, a[0], retain_graph=True, allow_unused=True)
+        return torch.zeros_like(a) if found is None else found[None]
     try:
         (found,) = torch.autograd.grad(
             graph.out, graph.y, a, retain_graph=True, allow_unused=True, is_grads_batched=True
@@ -96,7 +99,9 @@ def transposed_products(graph: Graph, a: Tensor) -> Tensor:
     return torch.stack([torch.zeros_like(a[0]) if x is None else x for x in rows])
 
 
-def row_jacobians(products: Products, samples: Samples, like: Tensor) -> tuple[Tensor, Tensor]:
+def row_jacobians(
+    products: Products, samples: Samples, like: Tensor, *, probed: bool = True
+) -> tuple[Tensor, Tensor]:
     """d out[r, j] / d y[r, i] by d products, shape (rows, d, d), and how wrong it is that rows are independent.
 
     One product more gives every row weights of its own; what a row takes from another is then weighted otherwise than
@@ -105,7 +110,7 @@ def row_jacobians(products: Products, samples: Samples, like: Tensor) -> tuple[T
     rows, d = samples.rows, samples.d
     eye = torch.eye(d, dtype=like.dtype.to_real(), device=like.device)
     units = eye[:, None].expand(d, rows, d)
-    if rows == 1:
+    if rows == 1 or not probed:
         return products(units).transpose(0, 1), eye.new_zeros(())
     probe = torch.cos(torch.arange(rows * d, dtype=torch.float64) * 1.7 + 0.3).to(eye).reshape(1, rows, d)
     found = products(torch.cat([units, probe]))
@@ -115,9 +120,13 @@ def row_jacobians(products: Products, samples: Samples, like: Tensor) -> tuple[T
     return jacobian, ((found[d] - expected).abs().amax(1) / size).amax()
 
 
-def _products(graph: Graph, samples: Samples) -> Products:
-    shape = graph.y.shape
-    return lambda a: transposed_products(graph, a.reshape(-1, *shape)).reshape(a.shape)
+def row_products(graph: Graph, samples: Samples) -> Products:
+    """Products with rows of real numbers, whatever the state is made of."""
+    if graph.y.is_complex():
+        return lambda a: torch.stack(
+            [samples.rows_of(x) for x in transposed_products(graph, torch.stack([samples.state_of(x) for x in a]))]
+        )
+    return lambda a: transposed_products(graph, a.reshape(-1, *graph.y.shape)).reshape(a.shape)
 
 
 class RowJacobian:
@@ -193,10 +202,10 @@ class JacobianSource:
         whole = Samples(y.shape, y.is_complex(), 1, y.numel() * (2 if y.is_complex() else 1))
         if callable(self.solver) or self.solver == "krylov":
             return whole, ProductJacobian(graph, self.solver if callable(self.solver) else None)
-        for samples in [whole] if self.solver == "dense" else list(_splits(y)):
+        for samples in [whole] if self.solver == "dense" else list(splits(y)):
             if self.solver == "auto" and samples.d > (WHOLE if samples.rows == 1 else SAMPLE):
                 continue
-            found, coupling = row_jacobians(_products(graph, samples), samples, y)
+            found, coupling = row_jacobians(row_products(graph, samples), samples, y)
             if self.solver != "auto" or not float(coupling) > COUPLED:
                 return samples, RowJacobian(found)
         return whole, ProductJacobian(graph)
@@ -208,7 +217,7 @@ class JacobianSource:
         graph = linearize(f, t, y, nudge)
         if callable(self.solver) or self.solver == "krylov" or (samples.rows == 1 and samples.d > self._largest):
             return ProductJacobian(graph, self.solver if callable(self.solver) else None)
-        return RowJacobian(row_jacobians(_products(graph, samples), samples, y)[0])
+        return RowJacobian(row_jacobians(row_products(graph, samples), samples, y)[0])
 
     @property
     def _largest(self) -> float:

@@ -46,6 +46,14 @@ class NewtonSettings:
         return min(0.03, math.sqrt(rtol)) if rtol > 0.0 else 1e-3
 
 
+    def slack(self, eps: float) -> tuple[float, float]:
+        """Relative and absolute difference of two solutions of the same equations, with room."""
+        if self.rtol is None or self.atol is None:
+            return 4.0 * eps**0.5, 0.0
+        rtol, atol = (float(x.max()) if isinstance(x, Tensor) else x for x in (self.rtol, self.atol))
+        return 10.0 * self.kappa * rtol, 10.0 * self.kappa * atol
+
+
 class Yardstick:
     """Measures changes of stages, the worst sample counting: at most one is small enough."""
 

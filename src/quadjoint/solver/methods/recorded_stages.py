@@ -17,7 +17,7 @@ from torch import Tensor
 from quadjoint.autograd.recorded import Graph
 from quadjoint.errors import SolveError
 from quadjoint.solver.krylov import gmres
-from quadjoint.solver.methods.jacobian import SAMPLE, WHOLE, ProductJacobian, Samples, row_jacobians, transposed_products
+from quadjoint.solver.methods.jacobian import SAMPLE, WHOLE, ProductJacobian, Samples, row_jacobians, row_products
 from quadjoint.solver.methods.stages import StageMatrix
 
 SPACES = 10  # restarts of the Krylov method
@@ -39,18 +39,7 @@ class StageSystem:
 
     def products(self, i: int, a: Tensor) -> Tensor:
         """a^T df/dy at stage i for a stack of a: shape (m, rows, d)."""
-        samples, y, f = self.samples, self.ys[i], self.fs[i]
-        graph = Graph(f, y)
-        stack = torch.stack([samples.state_of(x) for x in a])
-        found = transposed_products(graph, stack) if len(a) > 1 else self._product(graph, stack)
-        return torch.stack([samples.rows_of(x) for x in found])
-
-    @staticmethod
-    def _product(graph: Graph, a: Tensor) -> Tensor:
-        if not graph.out.requires_grad:
-            return torch.zeros_like(a)
-        (found,) = torch.autograd.grad(graph.out, graph.y, a[0], retain_graph=True, allow_unused=True)
-        return torch.zeros_like(a) if found is None else found[None]
+        return row_products(Graph(self.fs[i], self.ys[i]), self.samples)(a)
 
     def transposed(self, x: Tensor) -> Tensor:
         """The transposed matrix times x, by true products."""

@@ -171,7 +171,7 @@ class ButcherTableau:
             )
 
     def _check_rows(self) -> None:
-        a, c = self._all_stages(), np.append(self.c, self.c_extra)
+        a, c = self.all_stages, np.append(self.c, self.c_extra)
         if np.triu(a)[self.stages :].any():
             raise ValueError(f"{self.name}: a_extra must be strictly lower triangular (extra stages are explicit)")
         for first, last in self.blocks:
@@ -187,7 +187,7 @@ class ButcherTableau:
 
     def _check_orders(self) -> None:
         trees = rooted_trees(max(self.order, self.error_order or 1, self.dense_order))
-        phi = trees.elementary_weights(self._all_stages())  # (s + e, trees)
+        phi = trees.elementary_weights(self.all_stages)  # (s + e, trees)
         exact = 1.0 / trees.density
         self._require("b", self.order, np.abs(self.b @ phi[: self.stages] - exact)[: trees.count(self.order)])
         if self.b_error is not None and self.error_order is not None:
@@ -212,7 +212,8 @@ class ButcherTableau:
                 f"a tree with {rho} vertices by {defect[worst]:.1e}"
             )
 
-    def _all_stages(self) -> np.ndarray:
+    @property
+    def all_stages(self) -> np.ndarray:
         """The matrix of the stages and the extra stages, (s + e, s + e)."""
         return np.vstack([np.pad(self.a, ((0, 0), (0, self.extra_stages))), self.a_extra])
 

@@ -69,7 +69,7 @@ def piece_of(step: Step) -> Piece:
         step = step.smooth()
         table = step.method.tableau.dense
         dense = torch.as_tensor(table.T * (step.t1 - step.t0), dtype=step.y0.dtype, device=step.y0.device)
-        slope = table[0, 0] == 1.0 and not table[1:, 0].any()
+        slope = step.exact_start and table[0, 0] == 1.0 and not table[1:, 0].any()
         return Polynomial(step, dense @ step.stacked().reshape(len(step.ks), -1), nudge=step.nudge, slope=slope)
     if isinstance(step, HermiteStep):
         step, h = step.smooth(), step.t1 - step.t0

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from quadjoint.autograd.recorded import Graph
 from quadjoint.gradient.base import Task
-from quadjoint.gradient.collocation.dense import agree
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.discrete.checkpoints import StepRecord, StepRecorder
 from quadjoint.gradient.discrete.step_maps import StepMaps
@@ -124,7 +123,7 @@ class ImplicitSweep:
         ends, a, carried = maps.chain(a, carried)
         lam, mu = maps.stages(ends)
         true, gradients = self._joint(out, ys, stack.state_of(lam))
-        if not bool(agree(mu, stack.rows_of(true).reshape(points), lam, jacobian)):
+        if not bool(maps.agree(mu, stack.rows_of(true).reshape(points), ends)):
             return False
         self.products.add(gradients)
         self.a = samples.state_of(a).reshape(-1)

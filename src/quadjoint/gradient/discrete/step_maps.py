@@ -33,6 +33,7 @@ class StepMaps:
         n = observed.shape[1] - 1
         self.first, self.jacobian, self.d = n - own, jacobian, d
         weights = np.append(tableau.b, np.zeros(tableau.extra_stages))[:n]
+        self.coupled = tableau.all_stages[:n, :n] != 0.0
         self.a = torch.as_tensor(np.array(tableau.all_stages[:n, :n])).to(jacobian)
         eye = torch.eye(d, 2 * d + 1, dtype=jacobian.dtype, device=jacobian.device)  # columns: a1, c1, one
         right = eye * (lengths[..., None] * torch.as_tensor(weights).to(jacobian).reshape(1, n, 1, 1, 1))
@@ -63,7 +64,7 @@ class StepMaps:
         given = torch.stack([self._gathered(i, later, right, lengths) for i in range(start, end)], dim=2)
         jacobian = self.jacobian[:, start - self.first : end - self.first]
         a = self.a[start:end, start:end]
-        if bool(np.any(a.cpu().numpy())):
+        if self.coupled[start:end, start:end].any():
             # lambda_i - h sum_j a_ji J_j^T lambda_j; unknowns (i, l) and (j, k) of J_j[k, l].
             blocks = torch.einsum("ji,pjbkl->pbiljk", a, jacobian).reshape(p, b, q * d, q * d) * lengths
             matrix = torch.eye(q * d, dtype=a.dtype, device=a.device) - blocks
@@ -85,3 +86,11 @@ class StepMaps:
         """lambda and mu of the own stages, shape (P, N - first, B, d)."""
         lam, mu = (torch.einsum("pibkm,pbm->pibk", x[:, self.first :], ends) for x in (self.lam, self.mu))
         return lam, mu
+
+    def agree(self, mu: Tensor, true: Tensor, ends: Tensor) -> Tensor:
+        """Whether mu are the true products, up to the rounding of what they are sums of."""
+        eps = torch.finfo(mu.dtype).eps
+        sums = torch.einsum("pibkm,pbm->pibk", self.lam[:, self.first :].abs(), ends.abs()).amax(-1)
+        terms = sums * self.jacobian.abs().sum(-2).amax(-1)
+        size = torch.maximum(mu.abs(), true.abs()).amax(-1)
+        return ((mu - true).abs().amax(-1) <= max(1e-9, 1e3 * eps) * size + 1e2 * eps * terms).all()

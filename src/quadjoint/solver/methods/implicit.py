@@ -22,13 +22,14 @@ from quadjoint.solver.protocols import Clock, Nudge, Time, VectorField
 class ImplicitStep(RungeKuttaStep):
     """A step whose stages solve equations; ``failed`` if no solution was found."""
 
-    __slots__ = ("failed", "iterations", "memory", "next_memory")
+    __slots__ = ("exact_start", "failed", "iterations", "memory", "next_memory")
 
     def __init__(
         self, *args: Any, memory: Memory, next_memory: Memory | None, iterations: int, failed: bool, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
         self.memory, self.next_memory, self.iterations, self.failed = memory, next_memory, iterations, failed
+        self.exact_start = memory.exact
 
     @property
     def ratio(self) -> float | None:

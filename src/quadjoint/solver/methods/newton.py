@@ -43,7 +43,7 @@ class NewtonSettings:
     def kappa(self) -> float:
         """The part of the tolerance that the iteration may leave."""
         rtol = 0.0 if self.rtol is None else float(self.rtol.min()) if isinstance(self.rtol, Tensor) else self.rtol
-        return min(0.03, math.sqrt(rtol)) if rtol > 0.0 else 1e-3
+        return max(min(0.03, math.sqrt(rtol)), 1e-4)
 
 
     def slack(self, eps: float) -> tuple[float, float]:
@@ -59,22 +59,21 @@ class Yardstick:
 
     def __init__(self, settings: NewtonSettings, samples: Samples, y: Tensor) -> None:
         self.tight = settings.tight
-        rows = samples.rows_of(y)[:, None]  # (rows, 1, d)
-        eps = torch.finfo(rows.dtype).eps
-        self.largest = rows.abs().amax(dim=2, keepdim=True)
+        eps = torch.finfo(y.dtype).eps
         self.rounding = 4.0 * eps
-        # Where the iteration does not get any further, so much of rounding is accepted.
+        self.size = samples.rows_of(y)[:, None].abs()  # (rows, 1, d)
+        # Where the iteration does not get any further, so much is accepted as rounding.
         self.limit = eps**-0.5 if self.tight else max(1.0, 0.03 / settings.kappa)
         if not self.tight:
-            size = y.abs()
-            unit = samples.spread(size * settings.rtol + settings.atol) * settings.kappa
-            self.unit = unit.add_(self.largest, alpha=self.rounding)
+            unit = samples.spread(y.abs() * settings.rtol + settings.atol) * settings.kappa
+            self.unit = unit.add_(self.size, alpha=self.rounding)
 
     def __call__(self, dz: Tensor, z: Tensor) -> float:
         if self.tight:
-            size = torch.maximum(self.largest, z.abs().amax(dim=(1, 2), keepdim=True))
-            size = size.mul(self.rounding).add_(torch.finfo(z.dtype).tiny)
-            return float((dz.abs().amax(dim=(1, 2), keepdim=True) / size).amax())
+            size = torch.maximum(self.size, z.abs())
+            # Components that are much smaller than others of the sample are not found to their last bit.
+            size = size.add_(size.amax(dim=(1, 2), keepdim=True), alpha=1e-3).add_(torch.finfo(z.dtype).tiny)
+            return float((dz.abs() / size).amax()) / self.rounding
         scaled = torch.linalg.vector_norm(dz / self.unit, dim=(1, 2))
         return float(scaled.amax()) / math.sqrt(dz.shape[1] * dz.shape[2])
 

@@ -58,6 +58,7 @@ class RungeKuttaStep:
     )
 
     ratio: Tensor | float | None = None
+    exact_start = True  # the first stage is f(t0, y0), to rounding
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quadjoint.arrange import arrange, check_input
 from quadjoint.autograd.captured import Snapshot
-from quadjoint.gradient import Auto, DiscreteAdjoint, Gradient, resolve
+from quadjoint.gradient import Auto, DiscreteAdjoint, GaussLegendre, Gradient, resolve
 from quadjoint.gradient.base import Task
 from quadjoint.gradient.choose.cost import Estimate, Sizes, predict
 from quadjoint.gradient.choose.measure import memory_bytes, sizes_of
@@ -22,6 +22,7 @@ from quadjoint.ode import odeint, solve
 from quadjoint.solver.spec import Method
 from quadjoint.solver.state import State
 from quadjoint.solver.stats import Stats
+from quadjoint.solver.structure import Structure
 
 MODES = ("joint", "stacked")  # of "discrete"
 
@@ -32,7 +33,7 @@ class Explanation:
 
     ``predicted`` and ``measured`` hold seconds of a forward and backward pass together and bytes: predicted, what is
     kept for the backward pass; measured, the most that was held at any time. Keys are "direct", the modes of
-    "discrete" and, in ``measured``, whatever else was asked for.
+    "discrete", "gq" (which ``Auto(exact=False)`` considers too) and, in ``measured``, whatever else was asked for.
     """
 
     sizes: Sizes
@@ -123,6 +124,8 @@ def explain(
     choice = Auto(int(limit)).choose(task, first).gradient
     sizes = sizes_of(task, first.activation_bytes, stats.forward_evaluations)
     predicted = predict(sizes, limit // 2)
+    evaluations = stats.forward_evaluations
+    predicted["gq"] = GaussLegendre().predict(task, first.activation_bytes or 0, evaluations=evaluations)
     name = choice.mode if isinstance(choice, DiscreteAdjoint) and choice.mode in predicted else "direct"
     found = Explanation(sizes, stats, predicted, limit, name, gradient=choice)
     if measure:
@@ -147,14 +150,14 @@ def _measure(
     """Seconds and peak bytes of one gradient of the mean square of all outputs."""
     from quadjoint.experiments.timing import peak_memory
 
-    parts = (y0,) if isinstance(y0, Tensor) else y0
+    structure = Structure.of(y0)
+    parts = structure.flatten(y0)
     device = parts[0].device
 
     def work() -> None:
-        fresh = tuple(part.detach().requires_grad_() for part in parts)
-        ys = odeint(f, fresh[0] if isinstance(y0, Tensor) else fresh, t, gradient=how, **settings)
-        outputs = (ys,) if isinstance(ys, Tensor) else ys
-        loss = sum(torch.linalg.vector_norm(y).square() / y.numel() for y in outputs)
+        fresh = [part.detach().requires_grad_() for part in parts]
+        ys = odeint(f, structure.unflatten(iter(fresh)), t, gradient=how, **settings)
+        loss = sum(torch.linalg.vector_norm(y).square() / y.numel() for y in structure.flatten(ys))
         torch.autograd.grad(loss, [*fresh, *tensors], allow_unused=True)
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -184,7 +184,11 @@ class _ByProducts:
         return gmres(self.apply, r, target=FORCING * size).x if math.isfinite(size) else r
 
 
-Jacobian = RowJacobian | ProductJacobian
+class Jacobian(Protocol):
+    """df/dy at a point, in whichever way it is known."""
+
+    def factorize(self, stages: StageMatrix, h: Any) -> Factors:
+        """The equations of stages for steps of length h."""
 
 
 @dataclass(frozen=True)
@@ -196,10 +200,13 @@ class JacobianSource:
 
     def first(self, f: VectorField, t: Time, y: Tensor, nudge: int) -> tuple[Samples, Jacobian]:
         """A Jacobian, and what the samples are, for the other Jacobians of this solve."""
+        whole = Samples(y.shape, y.is_complex(), 1, y.numel() * (2 if y.is_complex() else 1))
+        own = getattr(f, "own_jacobian", None)
+        if own is not None:
+            return whole, own(t, y, nudge)
         if self.given is not None:
             return self._given(f, t, y)
         graph = linearize(f, t, y, nudge)
-        whole = Samples(y.shape, y.is_complex(), 1, y.numel() * (2 if y.is_complex() else 1))
         if callable(self.solver) or self.solver == "krylov":
             return whole, ProductJacobian(graph, self.solver if callable(self.solver) else None)
         for samples in [whole] if self.solver == "dense" else list(splits(y)):
@@ -212,6 +219,9 @@ class JacobianSource:
 
     def again(self, f: VectorField, t: Time, y: Tensor, nudge: int, samples: Samples) -> Jacobian:
         """The Jacobian at another point of the same solve."""
+        own = getattr(f, "own_jacobian", None)
+        if own is not None:
+            return own(t, y, nudge)  # type: ignore[no-any-return]
         if self.given is not None:
             return self._given(f, t, y)[1]
         graph = linearize(f, t, y, nudge)

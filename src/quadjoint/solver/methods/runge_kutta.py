@@ -11,26 +11,71 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quadjoint.autograd import private
+from quadjoint.solver.interpolation import Polynomial, powers
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
 
+Stages = Sequence[Tensor] | dict[int, Tensor]
+Weights = Sequence[tuple[int, float]]  # those that are not zero, with their indices
 
-def combine(
-    y: Tensor, ks: Sequence[Tensor] | dict[int, Tensor], weights: Sequence[tuple[int, float]], dt: Time
-) -> Tensor:
-    """y + dt * sum of weights[j] * ks[j]."""
-    if isinstance(dt, Tensor):
-        return y + sum(ks[j] * (w * dt) for j, w in weights)
+
+def weighted(ks: Stages, weights: Weights, dt: Time) -> Tensor:
+    """dt * sum of weights[j] * ks[j]."""
+    (j, w), *rest = weights
+    out = ks[j] * (w * dt)
+    try:
+        for j, w in rest:
+            out = out + ks[j] * (w * dt) if isinstance(dt, Tensor) else out.add_(ks[j], alpha=w * dt)
+    except RuntimeError:
+        if not private.inside_transform():
+            raise
+        # vmap maps over a later stage and not over the first, into which it cannot be added.
+        return torch.stack([ks[j] * (w * dt) for j, w in weights]).sum(0)
+    return out
+
+
+def combine(y: Tensor, ks: Stages, weights: Weights, dt: Time) -> Tensor:
+    """y + dt * sum of weights[j] * ks[j], summed apart from y, which is then rounded once."""
     if not weights:
         return y
-    (j, w), *rest = weights
-    if not rest:
+    if len(weights) == 1 and not isinstance(dt, Tensor):
+        ((j, w),) = weights
         return torch.add(y, ks[j], alpha=w * dt)
-    # Summed apart from y, which is then rounded once.
-    out = ks[j] * (w * dt)
-    for j, w in rest:
-        out.add_(ks[j], alpha=w * dt)
-    return y + out
+    return y + weighted(ks, weights, dt)
+
+
+def stage_time(c: float, ends: tuple[Time, Time], length: Time) -> Time:
+    """The time of a stage at the fraction c of a step; at its end to the last bit."""
+    return ends[1] if c == 1.0 else ends[0] + c * length
+
+
+def stage_nudge(c: float, nudge: Nudge) -> int:
+    """On which side of its time a stage is evaluated: inside of the step at a discontinuity."""
+    return nudge[0] if c == 0.0 else nudge[1] if c == 1.0 else 0
+
+
+def take_stages(
+    method: RungeKutta,
+    f: VectorField,
+    ends: tuple[Time, Time],
+    y: Tensor,
+    k: Tensor,
+    *,
+    dt: Time,
+    length: Time,
+    nudge: Nudge = (0, 0),
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """The stages of a step whose first one is ``k``, their inputs, and the end of the step.
+
+    ``length`` is that of the step in time; ``dt`` is the same, shaped to broadcast against states.
+    """
+    ks, inputs = [k], [y]
+    for i in range(1, method.stages):
+        c = method.nodes[i]
+        inputs.append(combine(y, ks, method.rows[i], dt))
+        ks.append(f(stage_time(c, ends, length), inputs[i], stage_nudge(c, nudge)))
+    return ks, inputs, inputs[-1] if method.fsal else combine(y, ks, method.weights, dt)
 
 
 def nonzero(row: np.ndarray) -> list[tuple[int, float]]:
@@ -87,12 +132,8 @@ class RungeKuttaStep:
     def error(self) -> Tensor | None:
         if self.method.error_weights is None:
             return None
-        dt = self.t1 - self.t0
-        (j, w), *rest = self.method.error_weights
-        out = self.ks[j].detach() * (w * dt)
-        for j, w in rest:
-            out.add_(self.ks[j].detach(), alpha=w * dt)
-        return out
+        with torch.no_grad():
+            return weighted(self.ks, self.method.error_weights, self.t1 - self.t0)
 
     @property
     def next_index(self) -> int | None:
@@ -138,34 +179,39 @@ class RungeKuttaStep:
         self.following = out.carry
         return out
 
-    def stage_time(self, i: int) -> Time:
-        t0, t1 = self.clock if self.clock is not None else (self.t0, self.t1)
-        c = self.method.nodes[i]
-        return t1 if c == 1.0 else t0 + c * (t1 - t0)
-
-    def stage_nudge(self, i: int) -> int:
-        c = self.method.nodes[i]
-        return self.nudge[0] if c == 0.0 else self.nudge[1] if c == 1.0 else 0
-
     def complete(self) -> None:
         """Evaluate the stages that only the continuous extension needs."""
-        tableau = self.method.tableau
+        tableau, ends = self.method.tableau, self.clock or (self.t0, self.t1)
         with torch.set_grad_enabled(self.grad):
             for i in range(len(self.ks), tableau.stages + tableau.extra_stages):
                 if i == tableau.stages and tableau.first_extra_is_next:
                     y = self.y1
                 else:
                     y = combine(self.y0, self.ks, self.method.rows[i], self.dt)
+                c = self.method.nodes[i]
                 self.inputs.append(y)
-                self.ks.append(self.f(self.stage_time(i), y, self.stage_nudge(i)))
+                self.ks.append(self.f(stage_time(c, ends, self.dt), y, stage_nudge(c, self.nudge)))
 
-    def theta(self, times: Sequence[float]) -> np.ndarray:
+    def theta(self, times: Sequence[float] | np.ndarray) -> np.ndarray:
         return (np.asarray(times, dtype=np.float64) - self.t0) / (self.t1 - self.t0)
 
-    def evaluate(self, times: Sequence[float]) -> Tensor:
+    def dense_weights(self, times: Sequence[float] | np.ndarray) -> Tensor:
+        """Weights of the stages in the states at ``times``, shape (len(times), stages)."""
         self.complete()
         weights = self.method.tableau.dense_weights(self.theta(times)) * (self.t1 - self.t0)
-        out = self.blend(torch.as_tensor(weights, dtype=self.y0.dtype, device=self.y0.device))
+        return torch.as_tensor(weights, dtype=self.y0.dtype, device=self.y0.device)
+
+    def polynomial(self) -> Polynomial:
+        self.complete()
+        table = self.method.tableau.dense
+        dense = torch.as_tensor(table.T * (self.t1 - self.t0), dtype=self.y0.dtype, device=self.y0.device)
+        slope = self.exact_start and table[0, 0] == 1.0 and not table[1:, 0].any()
+        return Polynomial(
+            self, dense @ self.stacked().reshape(len(self.ks), self.y0.numel()), slope=slope, nudge=self.nudge
+        )
+
+    def evaluate(self, times: Sequence[float]) -> Tensor:
+        out = self.blend(self.dense_weights(times))
         if times[-1] == self.t1:
             out = self.y1[None] if len(times) == 1 else torch.cat([out[:-1], self.y1[None]])
         return out
@@ -176,8 +222,7 @@ class RungeKuttaStep:
         t0, t1 = self.clock if self.clock is not None else (self.t0, self.t1)
         theta = (times - t0) / (t1 - t0)
         dense = torch.tensor(self.method.tableau.dense, dtype=times.dtype, device=times.device)
-        powers = torch.stack([theta**d for d in range(1, dense.shape[1] + 1)], dim=-1)
-        return self.blend((powers @ dense.T * (t1 - t0)).to(self.y0.dtype))
+        return self.blend((powers(theta, dense.shape[1]) @ dense.T * (t1 - t0)).to(self.y0.dtype))
 
     def stacked(self) -> Tensor:
         """All stages as one tensor, shape (stages, *state)."""
@@ -190,10 +235,8 @@ class RungeKuttaStep:
 
     def scatter(self, rows: Tensor, times: np.ndarray) -> Tensor:
         """The state of sample ``rows[m]`` at ``times[m]``: one row of the batch each, shape (m, *sample)."""
-        self.complete()
-        weights = self.method.tableau.dense_weights(self.theta(times)) * (self.t1 - self.t0)  # type: ignore[arg-type]
-        w = torch.as_tensor(weights, dtype=self.y0.dtype, device=self.y0.device)
-        k = self.stacked()[:, rows].flatten(2)  # (stages, m, features)
+        w = self.dense_weights(times)
+        k = self.stacked()[:, rows].reshape(len(self.ks), len(rows), -1)  # (stages, m, features)
         out = torch.einsum("ms,smd->md", w, k).reshape(len(rows), *self.y0.shape[1:])
         return out + self.y0[rows]
 
@@ -220,6 +263,7 @@ class RungeKutta(Stepper):
         self.error_weights = None if tableau.b_error is None else nonzero(tableau.b_error)
         self.fsal = tableau.fsal
         self.stages = s
+        self.evaluations = s - 1 if self.fsal else s
 
     @property
     def name(self) -> str:
@@ -248,23 +292,17 @@ class RungeKutta(Stepper):
         nudge: Nudge = (0, 0),
         clock: Clock | None = None,
     ) -> RungeKuttaStep:
-        dt: Time = t1 - t0 if clock is None else clock[1] - clock[0]
-        start: Time = t0 if clock is None else clock[0]
-        end: Time = t1 if clock is None else clock[1]
-        k = f(start, y, nudge[0]) if carry is None else carry
-        ks, inputs = [k], [y]
-        for i in range(1, self.stages):
-            y_i = combine(y, ks, self.rows[i], dt)
-            c = self.nodes[i]
-            inputs.append(y_i)
-            ks.append(f(end, y_i, nudge[1]) if c == 1.0 else f(start + c * dt, y_i))
+        ends = clock or (t0, t1)
+        dt = ends[1] - ends[0]
+        k = f(ends[0], y, nudge[0]) if carry is None else carry
+        ks, inputs, y1 = take_stages(self, f, ends, y, k, dt=dt, length=dt, nudge=nudge)
         return RungeKuttaStep(
             self,
             f,
             t0=t0,
             t1=t1,
             y0=y,
-            y1=inputs[-1] if self.fsal else combine(y, ks, self.weights, dt),
+            y1=y1,
             ks=ks,
             inputs=inputs,
             dt=dt,

@@ -116,6 +116,11 @@ class Stepper(Protocol):
         return self
 
     @property
+    def twice(self) -> Stepper:
+        """The stepper whose steps, as autograd records them, can be differentiated twice."""
+        return self
+
+    @property
     def smooth(self) -> Stepper:
         """The stepper with the method's own continuous extension, whatever observations are made with."""
         return self

@@ -135,7 +135,7 @@ class Spec:
             self.f,
             y0,
             run.taken,
-            stepper=self.solver.eager,
+            stepper=self.solver.eager.twice,
             observer=observer,
             points=points,
             discontinuities=frozenset(self.solver.settings.jump_t),

@@ -29,7 +29,7 @@ class ImplicitStep(RungeKuttaStep):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.memory, self.next_memory, self.iterations, self.failed = memory, next_memory, iterations, failed
-        self.exact_start = memory.exact
+        self.exact_start = memory.exact and not self.method.tableau.a[0].any()
 
     @property
     def ratio(self) -> float | None:
@@ -84,6 +84,10 @@ class ImplicitRungeKutta(RungeKutta):
         gamma = tableau.error_filter
         same = [b.matrix for b in self.blocks if b.matrix is not None and b.matrix.q == 1 and b.matrix.a[0, 0] == gamma]
         self.filter = None if gamma is None else same[0] if same else StageMatrix(np.array([[gamma]]))
+
+    @property
+    def twice(self) -> ImplicitRungeKutta:
+        return ImplicitRungeKutta(self.tableau, self._smooth, newton=self.newton, corrections=2)  # type: ignore[arg-type]
 
     def step(
         self,
@@ -164,7 +168,9 @@ class ImplicitRungeKutta(RungeKutta):
             return ys, fs, torch.matmul(matrix.constant("a", slopes), slopes) * h
 
         ys, fs, image = evaluate(z)
-        system = StageSystem(samples, matrix, h.detach() if isinstance(h, Tensor) else h, ys, fs)
+        system = StageSystem(
+            samples, matrix, h.detach() if isinstance(h, Tensor) else h, ys, fs, twice=self.corrections > 1
+        )
         z = z + correct(system, image)
         for _ in range(self.corrections - 1):
             z = z + correct(system, evaluate(z)[2] - z)

@@ -31,9 +31,16 @@ class StageSystem:
     """
 
     def __init__(
-        self, samples: Samples, matrix: StageMatrix, h: Any, ys: Sequence[Tensor], fs: Sequence[Tensor]
+        self,
+        samples: Samples,
+        matrix: StageMatrix,
+        h: Any,
+        ys: Sequence[Tensor],
+        fs: Sequence[Tensor],
+        *,
+        twice: bool = False,
     ) -> None:
-        self.samples, self.matrix, self.h, self.ys, self.fs = samples, matrix, h, ys, fs
+        self.samples, self.matrix, self.h, self.ys, self.fs, self.twice = samples, matrix, h, ys, fs, twice
         self.factors: tuple[Tensor, Tensor] | None = None
         self.tried = False
 
@@ -136,6 +143,11 @@ class _Correct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        if torch.is_grad_enabled() and not ctx.system.twice:
+            raise ValueError(
+                "These implicit steps were recorded for a first derivative, and a second one was asked for "
+                "(create_graph=True). Use gradient='discrete' or 'gq', which record them again for that."
+            )
         return None, _Transposed.apply(ctx.system, grads[0])
 
 

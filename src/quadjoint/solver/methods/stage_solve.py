@@ -18,7 +18,7 @@ from torch import Tensor
 from quadjoint.errors import SolveError
 from quadjoint.solver.methods.jacobian import Jacobian, Samples
 from quadjoint.solver.methods.newton import Found, NewtonSettings, Yardstick, iterate
-from quadjoint.solver.methods.runge_kutta import combine, nonzero
+from quadjoint.solver.methods.runge_kutta import combine, nonzero, stage_nudge, stage_time
 from quadjoint.solver.methods.stages import Factors, StageMatrix
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Nudge, Time, VectorField
@@ -249,12 +249,10 @@ class StageSolver:
         return known[1][id(matrix)]
 
     def time(self, i: int) -> Time:
-        c = float(self.tableau.c[i])
-        return self.end if c == 1.0 else self.start + c * self.dt
+        return stage_time(float(self.tableau.c[i]), (self.start, self.end), self.dt)
 
     def nudge_at(self, i: int) -> int:
-        c = self.tableau.c[i]
-        return self.nudge[0] if c == 0.0 else self.nudge[1] if c == 1.0 else 0
+        return stage_nudge(float(self.tableau.c[i]), self.nudge)
 
     def _give_up(self, found: Found) -> None:
         t, h = (float(x.detach().abs().max()) if isinstance(x, Tensor) else x for x in (self.start, self.dt))

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from quadjoint.experiments import data, store
+from quadjoint.experiments import authors, data, store
 from quadjoint.experiments.cluster import on_ray, require_ray
 from quadjoint.experiments.config import Choice
 from quadjoint.experiments.display import Board, describe, duration
@@ -38,6 +38,7 @@ class Request:
     seeds: tuple[int, ...] | None = None
     device: str = "cpu"
     data: Path | None = None
+    authors: Path | None = None
     jobs: int = 1
     ray: str | None = None
     list_only: bool = False
@@ -107,7 +108,8 @@ def _outlook(todo: list[Job], estimate: Estimate, request: Request) -> str:
 def planned(request: Request) -> list[Job]:
     """The runs of the request, those done before among them."""
     try:
-        choice = Choice(request.preset, request.methods, request.widths, request.seeds, request.device)
+        chosen = (request.methods, request.widths, request.seeds)
+        choice = Choice(request.preset, *chosen, device=request.device, authors=request.authors is not None)
         names = NAMES if request.name == "all" else (request.name,)
         modules = [experiment(name) for name in names]
     except ValueError as error:
@@ -149,6 +151,8 @@ def _check(request: Request) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise Refusal(f"the device {request.device!r} cannot be used here: {reason}") from None
+    if request.authors is not None:
+        authors.require(request.authors)
     if request.ray and under_torchrun():
         raise Refusal("--ray and torchrun exclude each other")
     if request.ray:
@@ -198,10 +202,10 @@ def _say_failures(failures: list[Event], console: Console) -> None:
 
 def _backend(request: Request, team: Team) -> tuple[Backend, int]:
     if team.size > 1:
-        return together(team, request.out, request.data), 1
+        return together(team, request.out, request.data, request.authors), 1
     if request.ray:
-        return on_ray(request.ray, request.out, request.data), request.jobs
-    return local(request.jobs, request.out, request.data), request.jobs
+        return on_ray(request.ray, request.out, request.data, request.authors), request.jobs
+    return local(request.jobs, request.out, request.data, request.authors), request.jobs
 
 
 def _publish(out: Path, console: Console) -> None:

@@ -145,7 +145,7 @@ def reproduce(
 @app.command()
 def plot(out: Out = None, preset: Preset = "quick") -> None:
     """Draw every figure that the results allow, into OUT/figures."""
-    from quadjoint.experiments.plots import draw_all
+    from quadjoint.experiments.pictures import draw_all
 
     out = out or Path("results") / preset
     console = Output()

@@ -80,7 +80,9 @@ def _evening() -> list[Config]:
     trained = {"crossing": 200, "nested-spheres": 1000, "sines": 250}  # the steps of a whole training
     widths = {"crossing": (5, 20, 100, 500, 1000, 2000), "nested-spheres": (5, 20, 100), "sines": (5, 20, 200, 1000)}
     cells = [
-        replace(base, task=task, width=width, before=trained[task]) for task, chosen in widths.items() for width in chosen
+        replace(base, task=task, width=width, before=trained[task])
+        for task, chosen in widths.items()
+        for width in chosen
     ]
     cells += [replace(base, task="nested-spheres", width=width) for width in (500, 1500)]
     cells += [replace(base, task="ou", width=width) for width in (20, 100)]

@@ -30,7 +30,12 @@ _ROWS = ("points", "curves", "starts", "round_images", "train_images")  # what a
 _IMAGES = {"mnist": 60_000, "cifar10": 50_000, "svhn": 73_257}
 _NUMBERS = {"width": 1.0, "batch": 1.0, "times": 1.0, "cosines": 1.0, "rtol": 1.0, "c": 0.3}  # and how much they matter
 _WORDS = ("method", "task", "dataset", "spacing")
-_KNEES = {"images": 50.0, "memory": math.inf, "toy-gradient": math.inf, "integration": math.inf}  # widths from which the weights are the cost
+_KNEES = {
+    "images": 50.0,
+    "memory": math.inf,
+    "toy-gradient": math.inf,
+    "integration": math.inf,
+}  # widths from which the weights are the cost
 _TESTED = 10_000  # images of a test set
 # What a step by the authors' code takes, before it was ever timed: times a step of ours.
 _THEIRS = {"paper:gq": ("gq-paper", 1.5), "paper:adjoint": ("adjoint", 3.0), "paper:seminorm": ("seminorm", 3.0)}
@@ -57,7 +62,9 @@ def expected(experiment: str, settings: Settings) -> float | None:
         return None
     steps = _epochs_and_steps(settings)[1]
     tested = (settings.get("test_images") or _TESTED) / (near.settings.get("test_images") or _TESTED)
-    return _scale(experiment, near, settings) * (near.step * steps + near.once) + tested * near.evaluation * _evaluated(settings)
+    return _scale(experiment, near, settings) * (near.step * steps + near.once) + tested * near.evaluation * _evaluated(
+        settings
+    )
 
 
 def _turns(settings: Settings) -> float:
@@ -190,9 +197,7 @@ def summarise(records: Iterable[Mapping[str, Any]]) -> list[Cell]:
         for part in split:
             groups[(record["experiment"], *_settings(part["config"]).items())].append(part)
     evaluation = _evaluations(groups)
-    return [
-        _cell(kind[0], dict(kind[1:]), group, evaluation[_without_method(kind)]) for kind, group in groups.items()
-    ]
+    return [_cell(kind[0], dict(kind[1:]), group, evaluation[_without_method(kind)]) for kind, group in groups.items()]
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:

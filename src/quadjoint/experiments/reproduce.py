@@ -210,7 +210,7 @@ def _backend(request: Request, team: Team) -> tuple[Backend, int]:
 
 def _publish(out: Path, console: Console) -> None:
     """Figures and report after a sweep."""
-    from quadjoint.experiments.plots import draw_all
+    from quadjoint.experiments.pictures import draw_all
     from quadjoint.experiments.report import write_report
 
     figures = draw_all(out, lambda message: None)

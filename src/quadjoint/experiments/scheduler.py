@@ -137,7 +137,9 @@ class _Worker:
         self.pipe, theirs = context.Pipe()
         lifeline, self.lifeline = context.Pipe(duplex=False)
         self.job: Job | None = None
-        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, lifeline, out, data, authors), daemon=True)
+        self.process: BaseProcess = context.Process(
+            target=_serve, args=(theirs, lifeline, out, data, authors), daemon=True
+        )
         with _environment(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR"), _deaf_to_ctrl_c():
             self.process.start()
         theirs.close()

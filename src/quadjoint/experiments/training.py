@@ -83,9 +83,7 @@ class Diverged(RuntimeError):
     """Training ended in a loss that is not a number; the message says where."""
 
 
-def minibatches(
-    data: Batch, size: int, *, count: int | None = None
-) -> Callable[[torch.Generator], Iterator[Batch]]:
+def minibatches(data: Batch, size: int, *, count: int | None = None) -> Callable[[torch.Generator], Iterator[Batch]]:
     """Shuffled batches of the tensors' first dimension, a new order in every epoch; of ``count`` rows drawn for it."""
 
     def epoch(generator: torch.Generator) -> Iterator[Batch]:

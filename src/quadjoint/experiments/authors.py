@@ -1,7 +1,7 @@
 """The authors' own code beside ours, from a folder that the user names.
 
-github.com/a-norcliffe/torch_gq_adjoint belongs to Norcliffe and Deisenroth; nothing of it is here. Where the user has it,
-its three methods are run on the same models: ``paper:gq``, ``paper:adjoint`` and ``paper:seminorm``.
+github.com/a-norcliffe/torch_gq_adjoint belongs to Norcliffe and Deisenroth; nothing of it is here. Where the user has
+it, its three methods are run on the same models: ``paper:gq``, ``paper:adjoint`` and ``paper:seminorm``.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable
@@ -39,8 +40,8 @@ def evaluations(method: str, low: float, high: float, *, of: str = "backward_eva
                 shares.append((found - nodes if of == "backward_evaluations" else found) / forward)
         if not shares:
             return UNKNOWN
-        found = interval(shares)
-        return Finding(within(found, low, high), f"{ranged(found)} of the forward ones, over {len(shares)} runs")
+        share = interval(shares)
+        return Finding(within(share, low, high), f"{ranged(share)} of the forward ones, over {len(shares)} runs")
 
     return check
 
@@ -135,7 +136,7 @@ def log_errors(records: Records, first: str, second: str, of: str) -> Interval |
 
 
 def close_errors(first: str, second: str, factor: float, of: str = "a") -> Check:
-    """The two methods' errors of a quantity differ by at most a factor, on average over end times, at each tolerance."""
+    """Two methods' errors of a quantity differ by at most a factor, on average over end times, at each tolerance."""
 
     def check(records: Records) -> Finding:
         verdicts, words = [], []
@@ -155,18 +156,17 @@ def larger_errors(first: str, second: str, of: tuple[str, ...]) -> Check:
     """At the paper's tolerance, the first method's errors of the gradients are larger than the second's."""
 
     def check(records: Records) -> Finding:
-        loosest = _tolerances(records)[:1]
         verdicts, words = [], []
-        for tolerance, part in loosest:
-            for name in of:
-                found = log_errors(part, first, second, name)
-                if found is not None:
-                    verdicts.append(above(found, 0.0))
-                    words.append(f"{_factor(found)} of {_quantity(name)}")
+        loosest, part = next(iter(_tolerances(records)), (0.0, []))
+        for name in of:
+            found = log_errors(part, first, second, name)
+            if found is not None:
+                verdicts.append(above(found, 0.0))
+                words.append(f"{_factor(found)} of {_quantity(name)}")
         if not verdicts:
             return UNKNOWN
-        words[0] = f"{first}’s error over {second}’s at rtol {loosest[0][0]:g}: {words[0]}"
-        return Finding(all_of(verdicts), ", ".join(words))
+        text = f"{first}’s error over {second}’s at rtol {loosest:g}: {', '.join(words)}"
+        return Finding(all_of(verdicts), text)
 
     return check
 
@@ -212,7 +212,7 @@ def order(rule: str, wanted: float, slack: float) -> Check:
 
 
 def _pairs(numbers: list[float]) -> list[tuple[float, float]]:
-    return list(zip(numbers, numbers[1:], strict=False))
+    return list(itertools.pairwise(numbers))
 
 
 def most_accurate(rule: str, others: tuple[str, ...], counts: tuple[int, ...]) -> Check:

@@ -45,7 +45,7 @@ def by_seed(records: Records, *path: str) -> dict[int, float]:
 
 
 def gap(one: dict[int, float], other: dict[int, float], further: list[dict[int, float]]) -> Interval:
-    """The difference of two methods' means: over common seeds, pair by pair, if there are two; else by pooled spreads."""
+    """The difference of two methods' means: over pairs of common seeds if there are two, else by pooled spreads."""
     common = sorted(set(one) & set(other))
     if len(common) > 1:
         return interval(other[seed] - one[seed] for seed in common)
@@ -53,7 +53,7 @@ def gap(one: dict[int, float], other: dict[int, float], further: list[dict[int, 
 
 
 def same(metric: str, methods: tuple[str, ...], margin: Margin) -> Check:
-    """After training, the metrics of the methods differ from the paper's method by less than the margin at every width."""
+    """After training, metrics differ from that of the paper's method by less than the margin, at every width."""
 
     def check(records: Records) -> Finding:
         verdicts, worst, words = [], -1.0, ""
@@ -231,9 +231,10 @@ def pays_little(study: str, field: str, ends: tuple[float, float], metric: str, 
         gain, cost = lower(records), longer(records)
         if gain is None or cost is None:
             return UNKNOWN
-        words = f"{method}, {field} from {ends[0]:g} to {ends[1]:g}: {metric.removeprefix('test_').upper()} smaller by a factor of "
-        words += f"{plain(math.exp(gain.middle), 3)}, time longer by {plain(math.exp(cost.middle), 3)}"
-        return Finding(above(cost - gain, 0.0), words)
+        factors = [plain(math.exp(found.middle), 3) for found in (gain, cost)]
+        name = metric.removeprefix("test_").upper()
+        words = f"{method}, {field} from {ends[0]:g} to {ends[1]:g}: {name} smaller by a factor of {factors[0]}, "
+        return Finding(above(cost - gain, 0.0), f"{words}time longer by {factors[1]}")
 
     return check
 

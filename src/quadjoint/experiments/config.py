@@ -62,7 +62,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """The size of a preset: how many seeds each width has, and the epochs; the same of the experiment's second study."""
+    """The size of a preset: the number of seeds of each width, and the epochs; the same of the second study."""
 
     seeds: Mapping[int, int]
     epochs: int

@@ -195,7 +195,8 @@ def summarise(records: Iterable[Mapping[str, Any]]) -> list[Cell]:
     for record in map(dict, records):
         split = clocked([record], record["config"]["task"]) if record["experiment"] == CLOCK else [record]
         for part in split:
-            groups[(record["experiment"], *_settings(part["config"]).items())].append(part)
+            kind = (record["experiment"], *_settings(part["config"]).items())
+            groups[kind].append(part)
     evaluation = _evaluations(groups)
     return [_cell(kind[0], dict(kind[1:]), group, evaluation[_without_method(kind)]) for kind, group in groups.items()]
 

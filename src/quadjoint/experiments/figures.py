@@ -70,9 +70,9 @@ def integration(records: Records) -> Drawing | None:
     legend(figure, [ax])
     return Drawing(
         figure,
-        "The integral in the gradient of a small network, by rules with more and more points. Newton and Cotes’ rules fall "
-        "with a fixed power, Gauss-Legendre quadrature faster than any power, Monte Carlo (root mean square of 16 draws) "
-        "with the square root.",
+        "The integral in the gradient of a small network, by rules with more and more points. Newton and Cotes’ "
+        "rules fall with a fixed power, Gauss-Legendre quadrature faster than any power, Monte Carlo (root mean "
+        "square of 16 draws) with the square root.",
     )
 
 
@@ -94,9 +94,9 @@ def memory(records: Records) -> Drawing | None:
         figure.suptitle(f"{len(shown)} of {len(sizes)} sizes")
     return Drawing(
         figure,
-        "Peak memory of one gradient of the exponential up to T = 15 as the tolerance tightens and steps become more. With "
-        "a state of one number, a few bytes of bookkeeping are most of what is held; with 1000 the state is. A flat line "
-        "is memory that does not grow with the steps.",
+        "Peak memory of one gradient of the exponential up to T = 15 as the tolerance tightens and steps become "
+        "more. With a state of one number, a few bytes of bookkeeping are most of what is held; with 1000 the state "
+        "is. A flat line is memory that does not grow with the steps.",
     )
 
 
@@ -134,8 +134,9 @@ def batch_sizes(records: Records) -> Drawing | None:
     figure, (ax,) = panels(1, width=8.0, height=1.2 + 0.45 * len(shown))
     methods = ordered(r["config"]["method"] for _, group in shown for r in group)
     for i, method in enumerate(methods):
-        places = [(step_seconds(r), k) for k, (_, group) in enumerate(shown) for r in where(group, method=method)]
-        places = [(seconds, k + (i / max(1, len(methods) - 1) - 0.5) * 0.6) for seconds, k in places if seconds]
+        shift = (i / max(1, len(methods) - 1) - 0.5) * 0.6
+        rows = [(r, k + shift) for k, (_, group) in enumerate(shown) for r in where(group, method=method)]
+        places = [(seconds, y) for r, y in rows if (seconds := step_seconds(r))]
         look = style(method) | {"linestyle": "none"}
         ax.plot([p[0] for p in places], [p[1] for p in places], label=method, **look)
     names = [f"{IMAGES.get(name, name)}, batch {batch}, {width} channels" for (name, batch, width), _ in shown]
@@ -145,8 +146,8 @@ def batch_sizes(records: Records) -> Drawing | None:
     legend(figure, [ax])
     return Drawing(
         figure,
-        f"The time of a training step on images ({how_timed(timed(records))}). The larger the state, which grows with the "
-        "batch, the less a cheap integral over the parameters helps.",
+        f"The time of a training step on images ({how_timed(timed(records))}). The larger the state, which grows "
+        "with the batch, the less a cheap integral over the parameters helps.",
     )
 
 
@@ -199,9 +200,14 @@ def authors_code(records: Records) -> Drawing | None:
     return Drawing(figure, "The authors’ own code (paper:, dashed) beside the same methods here, in turns.")
 
 
-_SPHERES = {"metric": "test_accuracy", "metric_name": "test accuracy (%)", "loss": "test_loss", "log_metric": False}
-_MSE = {"metric": "test_mse", "metric_name": "test MSE", "loss": "test_mse", "log_metric": True}
-_KL = {"metric": "test_kl", "metric_name": "test KL", "loss": "test_kl", "log_metric": True}
+_SPHERES: dict[str, Any] = {
+    "metric": "test_accuracy",
+    "metric_name": "test accuracy (%)",
+    "loss": "test_loss",
+    "log_metric": False,
+}
+_MSE: dict[str, Any] = {"metric": "test_mse", "metric_name": "test MSE", "loss": "test_mse", "log_metric": True}
+_KL: dict[str, Any] = {"metric": "test_kl", "metric_name": "test KL", "loss": "test_kl", "log_metric": True}
 
 FIGURES: dict[str, dict[str, Drawer]] = {
     "toy-gradient": {

@@ -131,9 +131,9 @@ def cost_figure(records: Records, *, task: str, scale: str) -> Drawing | None:
         name_ends(ax)
     return Drawing(
         figure,
-        f"{task}: what one gradient costs and how far it is off, against the width. Errors are those of one gradient with "
-        f"the weights of the dynamics at {scale} their initial size, the same for all methods: against the exact "
-        "gradient, and against the gradient of the loss as it was computed, which is direct’s.",
+        f"{task}: what one gradient costs and how far it is off, against the width. Errors are those of one gradient "
+        f"with the weights of the dynamics at {scale} their initial size, the same for all methods: against the "
+        "exact gradient, and against the gradient of the loss as it was computed, which is direct’s.",
     )
 
 
@@ -178,8 +178,8 @@ def ablation(
     width, epochs = records[0]["config"]["width"], records[0]["config"].get("epochs")
     return Drawing(
         figure,
-        f"{task}: the time of a step and the {metric_name} after {epochs} epochs against {name}, by {', '.join(methods)} at "
-        f"width {width} (mean and deviation, {_seeds_of(records, field)}).",
+        f"{task}: the time of a step and the {metric_name} after {epochs} epochs against {name}, by "
+        f"{', '.join(methods)} at width {width} (mean and deviation, {_seeds_of(records, field)}).",
     )
 
 
@@ -213,8 +213,9 @@ def regularity(records: Records) -> Drawing | None:
     width = records[0]["config"]["width"]
     return Drawing(
         figure,
-        f"Sines at width {width}: the time of a step with regular times, with irregular ones merged into their union as in "
-        "the paper, and with a row of times for each sample. Methods that solve backwards restart at every time.",
+        f"Sines at width {width}: the time of a step with regular times, with irregular ones merged into their union "
+        "as in the paper, and with a row of times for each sample. Methods that solve backwards restart at every "
+        "time.",
     )
 
 

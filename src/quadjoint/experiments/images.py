@@ -69,7 +69,7 @@ def _short(choice: Choice) -> list[Config]:
     """
     base = Config(epochs=5, round_images=1920, test_images=1000, lr=SHORT_RATE, device=choice.device)
     if choice.preset == "quick":
-        kinds = [(replace(base, batch=32), METHODS, {8: 2})]
+        kinds: list[tuple[Config, tuple[str, ...], dict[int, int]]] = [(replace(base, batch=32), METHODS, {8: 2})]
     else:
         kinds = [
             (base, ("adjoint", "seminorm", "gq-paper"), {CHANNELS[0]: 3}),

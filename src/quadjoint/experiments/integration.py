@@ -100,7 +100,7 @@ def _rules(config: Config, size: int) -> list[Rule]:
 
 
 class Problem:
-    """State and adjoint of one solve from 0 to 1 with the loss mean(y(1)²), at any times, and the integral by any rule."""
+    """State and adjoint of a solve from 0 to 1 with the loss mean(y(1)²), at any times; the integral by any rule."""
 
     def __init__(self, config: Config) -> None:
         generator = torch.Generator().manual_seed(config.seed)

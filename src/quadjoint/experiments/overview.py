@@ -130,6 +130,8 @@ def ratio_figure(results: store.Results) -> Drawing | None:
         look = style(role) | {"linestyle": "none", "markersize": 5}
         ax.errorbar(middles, [k for k, _ in places], xerr=errors, label=role, capsize=2, **look)
     ax.set_xscale("log")
+    middles = [math.exp(found.middle) for row in shown for found in row.ratios.values()]
+    ax.set_xlim(min(0.5, *middles) / 1.5, max(2.0, *middles) * 1.5)  # longer bars are cut
     ax.set_yticks(range(len(shown)), [row.label for row in shown])
     ax.set_ylim(len(shown) - 0.4, -0.6)
     for k in range(1, len(shown)):
@@ -149,7 +151,8 @@ def _ends(found: Interval) -> tuple[float, float]:
 
 def _plain_ticks(ax: Any) -> None:
     low, high = ax.get_xlim()
-    ticks = [t for t in (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if low <= t <= high]
+    every = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)
+    ticks = [t for t in every if low <= t <= high and (high < 100 * low or t in (0.02, 0.1, 0.5, 1, 2, 10, 50))]
     ax.set_xticks(ticks, [f"{t:g}" for t in ticks])
     ax.set_xticks([], minor=True)
 
@@ -160,7 +163,7 @@ def _caption(shown: list[Row]) -> str:
     if len(clocked) < len(shown):
         how = "Times are those of training runs; bars are 95 % intervals over seeds, and no bar means a single seed."
     return (
-        "How long a training step takes by the adjoint, by direct backpropagation and by gq, over the paper’s method as "
-        f"implemented here (gq-paper, the line at one): right of the line is slower. {how} For OU, adjoint and direct are "
-        "those of torchsde on the SDE itself, as in the paper."
+        "How long a training step takes by the adjoint, by direct backpropagation and by gq, over the paper’s "
+        f"method as implemented here (gq-paper, the line at one): right of the line is slower. {how} For OU, adjoint "
+        "and direct are those of torchsde on the SDE itself, as in the paper."
     )

@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import matplotlib as mpl
@@ -47,12 +48,12 @@ def draw_all(out: Path, say: Callable[[str], object]) -> dict[Path, Picture]:
 def pictures(results: store.Results, say: Callable[[str], object]) -> dict[str, Picture]:
     """Every figure that can be drawn, as SVG by its name; what cannot is said and left out."""
     drawn = {}
-    if picture := _attempt(OVERVIEW, lambda: ratio_figure(results), say):
+    if picture := _attempt(OVERVIEW, partial(ratio_figure, results), say):
         drawn[OVERVIEW] = picture
     for experiment, figures in FIGURES.items():
         records = of_experiment(results, experiment)
         for name, draw in figures.items():
-            if records and (picture := _attempt(name, lambda draw=draw, given=records: draw(given), say)):
+            if records and (picture := _attempt(name, partial(draw, records), say)):
                 drawn[name] = picture
     return drawn
 

@@ -87,13 +87,13 @@ def on_one_thread(record: Record) -> bool:
 
 
 def step_seconds(record: Record) -> float | None:
-    """Seconds of a training step: for which its thread had a processor, if that was recorded; else by the wall clock."""
+    """Seconds of a training step: those for which its thread had a processor if recorded, else of the wall clock."""
     spent = value(record, "cpu_seconds_per_gradient") if on_one_thread(record) else None
     return value(record, "seconds_per_gradient") if spent is None else spent
 
 
 def repeated_seconds(record: Record) -> list[float]:
-    """The seconds of every repetition: of the clock's steps in their turns, of a run's epochs (divided by their steps)."""
+    """The seconds of a step in every repetition: of the clock's turns, or the means of a run's epochs."""
     name = "cpu_seconds" if on_one_thread(record) else "seconds"
     for group, share in (("steps", 1.0), ("curves", _epochs_a_step(record))):
         found = record["result"].get(group)

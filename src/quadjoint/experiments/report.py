@@ -22,9 +22,10 @@ from quadjoint.experiments.tables import all_cells, authors_table, published_tab
 from quadjoint.experiments.verdicts import RULE, Verdict
 
 BASELINES = (
-    "The baselines here are faster than the authors’: the backward solve keeps its step size at an observation instead of "
-    "searching a new one, and its norm over the parameters is that of torchdiffeq today. Speed-ups of GQ over the adjoint "
-    "are therefore smaller here than in the paper, because the adjoint is quicker and not because GQ is slower."
+    "The baselines here are faster than the authors’: the backward solve keeps its step size at an observation "
+    "instead of searching a new one, and its norm over the parameters is that of torchdiffeq today. Speed-ups of GQ "
+    "over the adjoint are therefore smaller here than in the paper, because the adjoint is quicker and not because "
+    "GQ is slower."
 )
 
 
@@ -75,10 +76,11 @@ def _top(results: store.Results, drawn: Mapping[str, Picture]) -> list[str]:
 
 def _methods() -> str:
     return (
-        "The paper is Norcliffe and Deisenroth, “Faster Training of Neural ODEs Using Gauss-Legendre Quadrature”, TMLR "
-        "2023. gq-paper is its method as implemented here, adjoint and seminorm are the methods that it is compared with; "
-        "gq, discrete and auto are this library’s. A training step is one batch: forward, backward and optimiser. Times on "
-        "a CPU are those for which the run’s thread had a processor. ± is the standard deviation over seeds."
+        "The paper is Norcliffe and Deisenroth, “Faster Training of Neural ODEs Using Gauss-Legendre Quadrature”, "
+        "TMLR 2023. gq-paper is its method as implemented here, adjoint and seminorm are the methods that it is "
+        "compared with; gq, discrete and auto are this library’s. A training step is one batch: forward, backward "
+        "and optimiser. Times on a CPU are those for which the run’s thread had a processor. ± is the standard "
+        "deviation over seeds."
     )
 
 

@@ -124,7 +124,7 @@ def _spread(records: Records, *path: str) -> str:
 
 
 def authors_table(results: store.Results) -> Table | None:
-    """What the authors' code gains over its adjoint and ours over ours, and how much quicker ours is; None if not run."""
+    """What the authors' GQ gains over their adjoint, and ours over ours; None if theirs did not run."""
     rows: list[Sequence[object]] = []
     for task in ("crossing", "nested-spheres", "sines", "ou", "images"):
         cells = by(of_study(of_experiment(results, task), CLOCK), "dataset", "batch", "width")

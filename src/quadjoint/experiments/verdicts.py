@@ -1,8 +1,8 @@
 """Verdicts on statements that know the noise of what was measured.
 
 Every number that a statement is about is a mean with its 95 % confidence interval (Student's t) over seeds or over
-repeated steps. A statement agrees if it holds over the whole interval, disagrees if it holds nowhere in it, and otherwise
-the runs cannot tell.
+repeated steps. A statement agrees if it holds over the whole interval, disagrees if it holds nowhere in it, and
+otherwise the runs cannot tell.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from quadjoint.experiments.records import Records
 
 RULE = (
-    "A statement agrees if it holds over the whole 95 % confidence interval of what was measured (Student’s t over seeds "
-    "or over repeated steps), disagrees if it holds nowhere in the interval, and otherwise these runs cannot tell."
+    "A statement agrees if it holds over the whole 95 % confidence interval of what was measured (Student’s t over "
+    "seeds or over repeated steps), disagrees if it holds nowhere in the interval, and otherwise these runs cannot "
+    "tell."
 )
 # Half of the 95 % interval in standard errors, by degrees of freedom from 1 to 30.
 _STUDENT = (
@@ -173,10 +174,10 @@ def plain(number: float, digits: int = 2) -> str:
     """
     if number == 0 or not math.isfinite(number):
         return "0" if number == 0 else str(number)
-    size = math.floor(math.log10(abs(number)))
+    mantissa, _, exponent = f"{number:.{digits - 1}e}".partition("e")
+    size = int(exponent)
     if size < -4:
-        mantissa, _, exponent = f"{number:.{digits - 1}e}".partition("e")
-        return f"{mantissa}e{int(exponent)}"
+        return f"{mantissa}e{size}"
     return f"{round(number, digits - 1 - size):,.{max(0, digits - 1 - size)}f}"
 
 

@@ -27,6 +27,7 @@ from quadjoint.gradient.first import Only
 from quadjoint.solver.methods import catalogue
 from quadjoint.solver.methods.catalogue import RUNGE_KUTTA, known_options
 from quadjoint.solver.state import Layout, State
+from quadjoint.solver.structure import Structure
 
 __all__ = ["odeint", "odeint_adjoint", "odeint_dense", "odeint_event"]
 
@@ -34,9 +35,17 @@ _NO_LIMIT = 2**31 - 1
 _CALLBACKS = ("callback_step", "callback_accept_step", "callback_reject_step")
 
 
-def odeint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any = 1e-7, atol: Any = 1e-9,
-           method: str | None = None, options: dict[str, Any] | None = None,
-           event_fn: Callable[..., Any] | None = None) -> Any:  # fmt: skip
+def odeint(
+    func: Callable[..., Any],
+    y0: State,
+    t: Tensor,
+    *,
+    rtol: Any = 1e-7,
+    atol: Any = 1e-9,
+    method: str | None = None,
+    options: dict[str, Any] | None = None,
+    event_fn: Callable[..., Any] | None = None,
+) -> Any:
     """Solve dy/dt = func(t, y) from y(t[0]) = y0; gradients by backpropagation through the solver.
 
     Returns the states at ``t``, or with ``event_fn`` the time of its first change of sign and the states at the start
@@ -52,12 +61,23 @@ def odeint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any = 1e-7, 
     return _solve(func, y0, t, rtol, atol, method, options, event_fn, resolve(how), None)
 
 
-def odeint_adjoint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any = 1e-7, atol: Any = 1e-9,
-                   method: str | None = None, options: dict[str, Any] | None = None,
-                   event_fn: Callable[..., Any] | None = None, adjoint_rtol: Any = None,
-                   adjoint_atol: Any = None, adjoint_method: str | None = None,
-                   adjoint_options: dict[str, Any] | None = None, adjoint_params: Iterable[Tensor] | None = None,
-                   gradient: str | Gradient | None = None) -> Any:  # fmt: skip
+def odeint_adjoint(
+    func: Callable[..., Any],
+    y0: State,
+    t: Tensor,
+    *,
+    rtol: Any = 1e-7,
+    atol: Any = 1e-9,
+    method: str | None = None,
+    options: dict[str, Any] | None = None,
+    event_fn: Callable[..., Any] | None = None,
+    adjoint_rtol: Any = None,
+    adjoint_atol: Any = None,
+    adjoint_method: str | None = None,
+    adjoint_options: dict[str, Any] | None = None,
+    adjoint_params: Iterable[Tensor] | None = None,
+    gradient: str | Gradient | None = None,
+) -> Any:
     """As ``odeint``, with gradients in little memory.
 
     Runge-Kutta solves are differentiated by their exact transpose (``gradient="discrete"``), which solves no second
@@ -106,9 +126,16 @@ def odeint_adjoint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any 
     return _solve(func, y0, t, rtol, atol, method, options, event_fn, how, params)
 
 
-def odeint_event(func: Callable[..., Any], y0: State, t0: Tensor, *, event_fn: Callable[..., Any],
-                 reverse_time: bool = False, odeint_interface: Callable[..., Any] = odeint,
-                 **kwargs: Any) -> tuple[Tensor, State]:  # fmt: skip
+def odeint_event(
+    func: Callable[..., Any],
+    y0: State,
+    t0: Tensor,
+    *,
+    event_fn: Callable[..., Any],
+    reverse_time: bool = False,
+    odeint_interface: Callable[..., Any] = odeint,
+    **kwargs: Any,
+) -> tuple[Tensor, State]:
     """Solve until ``event_fn(t, y)`` changes sign; returns its time and the states at the start and there.
 
     The time is differentiable in whatever it depends on (implicit function theorem), and so is the state.
@@ -125,9 +152,17 @@ def odeint_event(func: Callable[..., Any], y0: State, t0: Tensor, *, event_fn: C
     return event_t, solution
 
 
-def odeint_dense(func: Callable[..., Any], y0: State, t0: Tensor | float, t1: Tensor | float, *, rtol: Any = 1e-7,
-                 atol: Any = 1e-9, method: str | None = None,
-                 options: dict[str, Any] | None = None) -> Callable[[Tensor], State]:  # fmt: skip
+def odeint_dense(
+    func: Callable[..., Any],
+    y0: State,
+    t0: Tensor | float,
+    t1: Tensor | float,
+    *,
+    rtol: Any = 1e-7,
+    atol: Any = 1e-9,
+    method: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[[Tensor], State]:
     """The solution from ``t0`` to ``t1`` as a function of time, for any method and state.
 
     >>> import torch
@@ -142,24 +177,49 @@ def odeint_dense(func: Callable[..., Any], y0: State, t0: Tensor | float, t1: Te
     how = "gq" if method == "scipy_solver" else "direct"
     _say_unjudged(func, method)
     return ode.solve(
-        func, y0, t, rtol=_tolerance(rtol, y0), atol=_tolerance(atol, y0), method=method, gradient=how,
-        options=_options(method, options, t, None),
-    )  # fmt: skip
+        func,
+        y0,
+        t,
+        rtol=_tolerance(rtol, y0),
+        atol=_tolerance(atol, y0),
+        method=method,
+        gradient=how,
+        options=_options(method, options, t, y0=y0),
+    )
 
 
-def _solve(func: Callable[..., Any], y0: State, t: Tensor, rtol: Any, atol: Any, method: str,
-           options: dict[str, Any] | None, event_fn: Callable[..., Any] | None, how: Gradient,
-           params: tuple[Tensor, ...] | None) -> Any:  # fmt: skip
+def _solve(
+    func: Callable[..., Any],
+    y0: State,
+    t: Tensor,
+    rtol: Any,
+    atol: Any,
+    method: str,
+    options: dict[str, Any] | None,
+    event_fn: Callable[..., Any] | None,
+    how: Gradient,
+    params: tuple[Tensor, ...] | None,
+) -> Any:
     if isinstance(t, Tensor) and t.ndim != 1:
         raise ValueError(f"t must be one dimensional; got shape {tuple(t.shape)}.")
     _say_unjudged(func, method)
     return ode.odeint(
-        func, y0, t, rtol=_tolerance(rtol, y0), atol=_tolerance(atol, y0), method=method, event_fn=event_fn,
-        gradient=how, options=_options(method, options, t, event_fn), params=params,
-    )  # fmt: skip
+        func,
+        y0,
+        t,
+        rtol=_tolerance(rtol, y0),
+        atol=_tolerance(atol, y0),
+        method=method,
+        event_fn=event_fn,
+        gradient=how,
+        options=_options(method, options, t, y0=y0, event_fn=event_fn),
+        params=params,
+    )
 
 
-def _options(method: str, options: dict[str, Any] | None, t: Any, event_fn: Any) -> dict[str, Any]:
+def _options(
+    method: str, options: dict[str, Any] | None, t: Any, *, y0: State, event_fn: Callable[..., Any] | None = None
+) -> dict[str, Any]:
     """torchdiffeq's options and defaults as quadjoint's."""
     if not isinstance(options, dict | None):
         raise TypeError(f"options must be a dict; got {type(options).__name__}.")
@@ -172,9 +232,17 @@ def _options(method: str, options: dict[str, Any] | None, t: Any, event_fn: Any)
         options["max_num_steps"] = options.get("max_num_steps", _NO_LIMIT) * intervals
         return options
     options.setdefault("interp", "linear")
+    construct = options.get("grid_constructor")
+    if construct is not None and not isinstance(y0, Tensor):
+        options["grid_constructor"] = _on_flat_states(construct, Layout.of(y0))
     if event_fn is not None and options.get("step_size") is None:
         raise ValueError(f"event_fn with the fixed-step method {method!r} needs options['step_size'].")
     return options
+
+
+def _on_flat_states(construct: Callable[..., Tensor], layout: Layout) -> Callable[..., Tensor]:
+    """A constructor of grids that receives, as from torchdiffeq, a tuple state and its dynamics as one vector."""
+    return lambda f, y, t: construct(lambda s, z: layout.pack(f(s, layout.unpack(z))), layout.pack(y), t)
 
 
 def _is_adaptive(method: str) -> bool:
@@ -259,7 +327,7 @@ def _adjoint_norm(norm: Callable[..., Any], layout: Layout) -> Callable[..., Any
 
     def wrapped(parts: tuple[Tensor, ...]) -> Any:
         y, a, *params = parts
-        split = [part for x in (y, a) for part in ((x,) if layout.shapes is None else layout.unpack(x))]
+        split = [part for x in (y, a) for part in layout.split(x)]
         return norm((y.new_zeros(()), *split, *params))
 
     return wrapped
@@ -287,13 +355,8 @@ def _differs(value: Any, other: Any) -> bool:
 
 def _smallest(value: Any) -> float | None:
     """The backward solve has one tolerance for all of its state."""
-    return None if value is None else min(float(torch.as_tensor(v).min()) for v in _entries(value))
-
-
-def _entries(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, list | tuple) else (value,)
+    return None if value is None else min(float(torch.as_tensor(v).min()) for v in Structure.of(value).flatten(value))
 
 
 def _real(y0: Any) -> torch.dtype:
-    first = y0 if isinstance(y0, Tensor) else y0[0]
-    return first.dtype.to_real()
+    return Structure.of(y0).flatten(y0)[0].dtype.to_real()

@@ -179,12 +179,13 @@ def test_an_ablation_rises_stays_or_cannot_be_told():
 
 def test_more_cosines_pay_little():
     def records(kl: tuple[float, float], seconds: tuple[float, float]) -> list[dict]:
-        return [
-            run("a", seed=s, study="cosines", cosines=n,
-                result={"final": {"test_kl": k * (1 + s / 100)}, "seconds_per_gradient": t * (1 + s / 100)})
-            for s in range(3)
-            for n, k, t in zip((5, 50), kl, seconds, strict=True)
-        ]  # fmt: skip
+        made = []
+        for seed in range(3):
+            off = 1 + seed / 100
+            for n, k, t in zip((5, 50), kl, seconds, strict=True):
+                result = {"final": {"test_kl": k * off}, "seconds_per_gradient": t * off}
+                made.append(run("a", seed=seed, study="cosines", cosines=n, result=result))
+        return made
 
     check = pays_little("cosines", "cosines", (5, 50), "test_kl", "a")
     assert check(records((0.07, 0.06), (1.0, 4.0))).verdict is AGREES
@@ -210,11 +211,11 @@ def test_irregular_times_reach_the_error_of_regular_ones():
 
 
 def counted(method: str, backward: list[float], nodes: float = 0.0) -> list[dict]:
-    return [
-        run(method, seed=k, result={"per_gradient": {"forward_evaluations": 20.0, "backward_evaluations": b + nodes,
-                                                     "quadrature_nodes": nodes}})
-        for k, b in enumerate(backward)
-    ]  # fmt: skip
+    made = []
+    for k, number in enumerate(backward):
+        counts = {"forward_evaluations": 20.0, "backward_evaluations": number + nodes, "quadrature_nodes": nodes}
+        made.append(run(method, seed=k, result={"per_gradient": counts}))
+    return made
 
 
 def test_evaluations_of_the_backward_pass():

@@ -23,7 +23,7 @@ from quadjoint.experiments.training import Context, Progress
 from quadjoint.nn import TimeMLP
 
 NAME = "integration"
-TIGHT = {"method": "dopri8", "rtol": 1e-11, "atol": 1e-12}
+TIGHT: dict[str, Any] = {"method": "dopri8", "rtol": 1e-11, "atol": 1e-12}
 Rule = tuple[np.ndarray, np.ndarray]  # nodes and weights on [0, 1]
 
 

@@ -86,9 +86,7 @@ def glance(results: store.Results) -> list[str]:
     sentences.append(_times(rows(results)))
     wrong = Counter(name for name, verdict in every if verdict is Verdict.DISAGREES)
     listed = ", ".join(f"{TITLES[name].lower()} ({count})" for name, count in wrong.most_common())
-    sentences.append(
-        f"Most disagreements are in {listed}." if len(wrong) > 1 else f"What disagrees: {listed or 'nothing'}."
-    )
+    sentences.append(f"The disagreements are in {listed}." if wrong else "Nothing disagrees.")
     return [sentence for sentence in sentences if sentence]
 
 
@@ -100,7 +98,8 @@ def _times(every: list[Row]) -> str:
     """The ranges of the ratios at the largest size of each task."""
     largest = {row.task if row.task != "images" else row.label.partition(",")[0]: row for row in every}
     words = []
-    for role, name in (("adjoint", "the adjoint"), ("direct", "direct backpropagation"), ("gq", "this library’s gq")):
+    names = {"adjoint": "by the adjoint", "direct": "by direct backpropagation", "gq": "by this library’s gq"}
+    for role, name in names.items():
         found = sorted(math.exp(row.ratios[role].middle) for row in largest.values() if role in row.ratios)
         if found:
             low, high = plain(found[0]), plain(found[-1])
@@ -108,7 +107,7 @@ def _times(every: list[Row]) -> str:
     if not words:
         return ""
     listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-    return f"At the largest size of each task, a training step by {listed} the time of the paper’s GQ method."
+    return f"At the largest size of each task, a training step takes {listed} the time that it takes by the paper’s GQ."
 
 
 def ratio_figure(results: store.Results) -> Drawing | None:
@@ -116,7 +115,7 @@ def ratio_figure(results: store.Results) -> Drawing | None:
     shown = rows(results)
     if not shown:
         return None
-    figure = Figure(figsize=(6.8, 1.0 + 0.25 * len(shown)), layout="constrained")
+    figure = Figure(figsize=(7.6, 1.0 + 0.25 * len(shown)), layout="constrained")
     ax = figure.add_subplot()
     ax.axvline(1.0, color="#666666", linewidth=1)
     for role in ROLES:
@@ -124,11 +123,11 @@ def ratio_figure(results: store.Results) -> Drawing | None:
         if not places:
             continue
         middles = [math.exp(found.middle) for _, found in places]
-        ends = [_ends(found) for _, found in places]
-        errors = [[m - low for m, (low, _) in zip(middles, ends, strict=True)],
-                  [high - m for m, (_, high) in zip(middles, ends, strict=True)]]  # fmt: skip
+        lows, highs = zip(*(_ends(found) for _, found in places), strict=True)
+        below = [middle - low for middle, low in zip(middles, lows, strict=True)]
+        over = [high - middle for middle, high in zip(middles, highs, strict=True)]
         look = style(role) | {"linestyle": "none", "markersize": 5}
-        ax.errorbar(middles, [k for k, _ in places], xerr=errors, label=role, capsize=2, **look)
+        ax.errorbar(middles, [k for k, _ in places], xerr=[below, over], label=role, capsize=2, **look)
     ax.set_xscale("log")
     middles = [math.exp(found.middle) for row in shown for found in row.ratios.values()]
     ax.set_xlim(min(0.5, *middles) / 1.5, max(2.0, *middles) * 1.5)  # longer bars are cut

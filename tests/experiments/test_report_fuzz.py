@@ -13,7 +13,7 @@ import pytest
 
 from experiments.pages import Reader
 from quadjoint.experiments import store
-from quadjoint.experiments.plots import pictures
+from quadjoint.experiments.pictures import pictures
 from quadjoint.experiments.report import render
 
 ODD = (
@@ -72,7 +72,7 @@ def draw(records: list[dict], seed: int, path) -> None:
     """Every figure that is drawn is a picture; one that is not is named."""
     said: list[str] = []
     for picture in pictures(fuzzed(records, seed, path), said.append).values():
-        assert ElementTree.fromstring(picture).tag.endswith("svg")
+        assert ElementTree.fromstring(picture.svg).tag.endswith("svg")
     assert all(words.startswith("figure ") and words.isprintable() for words in said)
 
 

@@ -49,9 +49,10 @@ class Direct(Gradient):
 
     def apply(self, task: Task, y0: Tensor, first: First) -> Outcome:
         spec, before = task.spec, task.f.evaluations
-        if spec.solver.stepper is not spec.solver.eager and not Aliases(task.params):
+        stepper = spec.solver.stepper
+        if stepper.twice is not stepper and spec.solver.points is None and not Aliases(task.params):
             recorded = _Recorded(spec)
-            return differentiate(_Compiled(), task, recorded.begin, y0, recorded)
+            return differentiate(_Once(), task, recorded.begin, y0, recorded)
         start = y0 if y0.requires_grad else first.recording.y
         # The first evaluation was of another tensor if y0 is made to depend on the initial time.
         dynamics = StartedDynamics(spec.f, first, first.recording.out) if start is first.recording.y else spec.f
@@ -88,11 +89,11 @@ class Direct(Gradient):
         return differentiate(how, task, begin, paused.y, how.recorder(task, None))
 
 
-class _Compiled(Gradient):
-    """Backpropagation through compiled steps, recorded apart from autograd's graph around the solve.
+class _Once(Gradient):
+    """Backpropagation through steps that can be differentiated once, apart from autograd's graph around the solve.
 
-    A compiled graph cannot be differentiated twice. For a gradient that will be, the solve is repeated without
-    compilation, as for every gradient that is not direct.
+    These are compiled steps and implicit ones. For a gradient that will be differentiated again, the solve is repeated
+    with steps that can be differentiated twice, as for every gradient that is not direct.
     """
 
     name = "direct"

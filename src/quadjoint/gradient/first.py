@@ -88,6 +88,7 @@ class StartedDynamics:
 
     def __init__(self, f: Dynamics, first: First, value: Tensor) -> None:
         self.f, self.first, self.value = f, first, value
+        self.dynamics = f
         self.used = False
 
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:

@@ -54,6 +54,7 @@ class AdaptiveControl:
         self.settings, self.order = settings, order
         self.h = 0.0  # always positive
         self.history = (1.0, 1.0)  # errors of the last two steps that were accepted
+        self.before: float | None = None  # length of the last step that was accepted
         self.length = 0.0  # of the step in progress; t1 - t0 differs from it by rounding
         self.full_step = 0.0  # the step size wanted before a stop cut it short
 
@@ -119,28 +120,33 @@ class AdaptiveControl:
         ratio = s.error_ratio(step)
         if not math.isfinite(ratio):
             self._check_start(step, h)
-            self.h = h * s.dfactor
-            return shortest
+            failed = isinstance(step.ratio, float)  # its equations could not be solved
+            self.h = h * (max(0.5, s.dfactor) if failed else s.dfactor)
+            return shortest and not failed
         accepted = ratio <= 1.0 or shortest
-        self.h = h * self._factor(ratio)
+        factor = self._factor(ratio)
+        # An implicit method saves a factorisation by a step of the same length.
+        self.h = h if accepted and getattr(step, "settled", False) and 1.0 <= factor <= 1.2 else h * factor
         if accepted:
             # A stop that cut the step short says nothing about the size that the problem allows.
             if h < self.full_step:
                 self.h = max(self.h, self.full_step)
             self.history = (max(ratio, 1e-4), self.history[0])
+            self.before = h
         return accepted
 
     def _factor(self, ratio: float) -> float:
         s = self.settings
         if ratio == 0.0:
             return s.ifactor
-        factor = s.controller.factor(ratio, self.history, order=self.order, safety=s.safety)
+        growth = 1.0 if self.before is None else self.length / self.before
+        factor = s.controller.factor(ratio, self.history, order=self.order, safety=s.safety, growth=growth)
         # Another attempt must be shorter, whatever the steps before were like.
         return min(s.ifactor if ratio <= 1.0 else s.safety, max(factor, s.dfactor))
 
     def _check_start(self, step: Step, h: float) -> None:
         """A step from a state whose derivative is not finite cannot be mended by shortening it."""
-        slope = step.retry
+        slope = getattr(step.retry, "slope", step.retry)
         start_bad = isinstance(slope, Tensor) and not bool(torch.isfinite(slope).all())
         if start_bad or not bool(torch.isfinite(step.y0).all()) or h < 1e-13 * max(1.0, abs(step.t0)):
             raise NonFiniteStateError(

@@ -86,6 +86,14 @@ class Dynamics:
         self._last = None if out.is_inference() else (weakref.ref(out), private.version(out))
         return out
 
+    def jacobian(self, given: Callable[..., Tensor], t: Time, y: Tensor) -> Tensor:
+        """What the user's function for df/dy returns at solver time ``t``."""
+        at, rate = self.time(t), None
+        if self.time_map is not None:
+            at, rate = self.time_map(at)
+        found = given(at, self.layout.unpack(y))
+        return found if rate is None else found * rate[..., None]
+
     def raw(self, t: Tensor, y: Tensor) -> Any:
         """Evaluate on tensors, packing and unpacking structures; nothing is counted or checked (also for vmap)."""
         if self.needs_grad:

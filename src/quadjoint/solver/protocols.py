@@ -94,11 +94,16 @@ class Stepper(Protocol):
     adaptive: bool = False  # its steps estimate their error
     free: bool = False  # it chooses and judges the lengths of its steps itself
     recordable: bool = True  # autograd can record its steps
-    transposable: bool = False  # its steps are explicit Runge-Kutta steps, which "discrete" transposes
+    transposable: bool = False  # its steps are Runge-Kutta steps, which "discrete" transposes
     clocked: bool = False  # its steps can be differentiated in their ends
     keeps_inputs: bool = False  # its steps hold the inputs of their stages
     evaluations: int = 6  # of f that a step takes, about
     dense_order: int | None = None  # of the continuous extension, if it is known
+
+    @property
+    def estimate_order(self) -> int:
+        """The power of the step size with which the error estimate falls."""
+        return self.order
 
     @property
     def name(self) -> str:
@@ -108,6 +113,11 @@ class Stepper(Protocol):
     @property
     def eager(self) -> Stepper:
         """The stepper for other dynamics than the forward solve's, which may be compiled."""
+        return self
+
+    @property
+    def twice(self) -> Stepper:
+        """The stepper whose steps, as autograd records them, can be differentiated twice."""
         return self
 
     @property
@@ -133,11 +143,12 @@ class Stepper(Protocol):
 class Controller(Protocol):
     """Turns the errors of steps into the factor by which the step size changes. It has no state of its own."""
 
-    def factor(self, ratio: float, history: tuple[float, float], *, order: int, safety: float) -> float:
+    def factor(self, ratio: float, history: tuple[float, float], *, order: int, safety: float, growth: float) -> float:
         """The factor, which is then kept between ``dfactor`` and ``ifactor``.
 
         ``ratio`` is the error of the step just made in units of the tolerance (at most one if it was accepted),
-        ``history`` those of the two steps accepted before, the later one first; ``order`` is that of the method and
-        ``safety`` the part of the longest possible step to be taken.
+        ``history`` those of the two steps accepted before, the later one first; ``order`` is the power of the step
+        size with which errors fall, ``safety`` the part of the longest possible step to be taken, and ``growth`` the
+        length of the step just made over that of the one accepted before.
         """
         ...

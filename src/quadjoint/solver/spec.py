@@ -70,7 +70,9 @@ class Solver:
     def with_settings(self, **changes: Any) -> Solver:
         """The same adaptive solver with other settings."""
         settings = replace(self.settings, **changes)
-        return replace(self, settings=settings, make_control=lambda: AdaptiveControl(settings, self.order))
+        return replace(
+            self, settings=settings, make_control=lambda: AdaptiveControl(settings, self.stepper.estimate_order)
+        )
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ class Spec:
             self.f,
             y0,
             run.taken,
-            stepper=self.solver.eager,
+            stepper=self.solver.eager.twice,
             observer=observer,
             points=points,
             discontinuities=frozenset(self.solver.settings.jump_t),

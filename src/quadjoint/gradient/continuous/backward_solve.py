@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.gradient.base import Gradients, Task
+from quadjoint.gradient.continuous.augmented import AugmentedJacobian
 from quadjoint.gradient.continuous.integral import InState, Quadrature, QuadratureSum
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.products import Products
@@ -25,6 +26,7 @@ from quadjoint.solver.control import GridControl
 from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.integrate import Hooks, Integration, Integrator
 from quadjoint.solver.methods.catalogue import make_solver
+from quadjoint.solver.methods.jacobian import JacobianSource
 from quadjoint.solver.methods.scipy_solvers import Scipy
 from quadjoint.solver.observe import Observer, SampleObserver
 from quadjoint.solver.protocols import Time
@@ -116,6 +118,11 @@ class _BackwardSolve:
         # Real parameters of a complex state, or of another precision, are carried in the dtype of the state.
         rates = [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
         return self.layout.pack((out.detach(), *(-self._carried(g).to(a.dtype) for g in rates)))
+
+    def own_jacobian(self, t: Time, y: Tensor, nudge: int) -> AugmentedJacobian:
+        """For implicit methods."""
+        z = self.layout.unpack(y)[0]
+        return AugmentedJacobian(JacobianSource(), self.task.f, t, z, nudge)
 
     def _jump(self, t: float) -> Callable[[Tensor], Tensor]:
         """Apply an observation: add its gradient, and put z back on the forward solution."""

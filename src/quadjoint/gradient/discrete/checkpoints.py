@@ -26,12 +26,18 @@ class StepRecord:
     shared: bool  # the first stage is the last of the step before
     nudge: tuple[int, int]
     inputs: list[Tensor] | None  # the stage inputs Y_i
+    start: Tensor | None = None  # the state at t0, which need not be a stage input
     recordings: list[Recording | None] | None = None  # of the stages, as far as the forward pass has kept them
 
     def stage_inputs(self) -> list[Tensor]:
         """The stage inputs of a step that has them."""
         assert self.inputs is not None
         return self.inputs
+
+    def begin(self) -> Tensor:
+        """The state at the start of a step that has it."""
+        assert self.start is not None
+        return self.start
 
     def take(self, i: int) -> Recording | None:
         """The graph of stage i, if it was kept; it is used once and then freed."""
@@ -68,7 +74,8 @@ class StepRecorder:
         recordings = self.dynamics.take(step.ks)
         inputs = step.inputs if self.stages else None
         kept = recordings if self.stages and any(g is not None for g in recordings) else None
-        self.records.append(StepRecord(index, step.t0, step.t1, len(step.ks), shared, step.nudge, inputs, kept))
+        start = step.y0 if self.stages else None
+        self.records.append(StepRecord(index, step.t0, step.t1, len(step.ks), shared, step.nudge, inputs, start, kept))
         if self.stages:
             self.stored += len(step.inputs)
             if self.max_bytes is not None and self.stored * _bytes(step.y0) > self.max_bytes:
@@ -80,8 +87,8 @@ class StepRecorder:
     def _keep_states(self) -> None:
         """Give up the stage inputs of all steps so far and to come."""
         self.stages, self.dynamics.left = False, 0
-        self.states = {r.index: r.stage_inputs()[0] for r in self.records}
-        self.records = [replace(r, inputs=None, recordings=None) for r in self.records]
+        self.states = {r.index: r.begin() for r in self.records}
+        self.records = [replace(r, inputs=None, start=None, recordings=None) for r in self.records]
         self._thin(self.states[0])
 
     def _thin(self, y: Tensor) -> None:
@@ -111,7 +118,7 @@ class StepRecorder:
             step = replay(record, y)
             if record.index == end - 1 and behind is not None:
                 proof.compare(step.y1, behind, step.y1 - y)
-            return replace(record, inputs=step.inputs), step
+            return replace(record, inputs=step.inputs, start=y), step
 
         for start in sorted(kept, reverse=True):
             spare = end - start if self.max_states is None else self.max_states - len(kept)

@@ -36,7 +36,7 @@ def sweep(
     for record, _ in memory.backwards(partial(replay, task), proof):
         if transposer.needs_extension(record):
             record = replace(record, stages=transposer.total)
-            record.inputs = replay(task, record, record.stage_inputs()[0]).inputs
+            record.inputs = replay(task, record, record.begin()).inputs
         adjoints, weights, live = transposer.open(record, a, carried)
         inputs, ks = record.stage_inputs(), {}
         carried = None
@@ -104,7 +104,7 @@ def clock_sweep(task: Task, run: Integration, memory: StepRecorder, cotangents: 
     a = torch.zeros_like(cotangents.grads[0])
     for record, _ in memory.backwards(partial(replay, task), proof):
         n, (first, last) = record.index, cotangents.range_in_step(record.index)
-        y0, ends = record.stage_inputs()[0].detach().requires_grad_(), points[n : n + 2].clone().requires_grad_()
+        y0, ends = record.begin().detach().requires_grad_(), points[n : n + 2].clone().requires_grad_()
         times = observed[first:last].clone().requires_grad_()
         task.stats.backward_evaluations += record.stages
         with torch.enable_grad(), products.aliases if products.aliases else NOTHING:

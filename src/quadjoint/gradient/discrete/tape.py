@@ -29,6 +29,7 @@ class Tape:
         keep_first: bool = False,
     ) -> None:
         self.f, self.first, self.left, self.within, self.keep_first = f, first, left, within, keep_first
+        self.dynamics = f
         self.pending: dict[int, tuple[Tensor, Recording]] = {}  # by the identity of what the solver has received
 
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:

@@ -65,6 +65,10 @@ class CompiledRungeKutta(RungeKutta):
         self.broken = self.traced = False
 
     @property
+    def twice(self) -> RungeKutta:
+        return self._eager
+
+    @property
     def eager(self) -> RungeKutta:
         return self._eager
 

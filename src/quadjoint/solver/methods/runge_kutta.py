@@ -102,7 +102,8 @@ class RungeKuttaStep:
         "y1",
     )
 
-    ratio: Tensor | None = None
+    ratio: Tensor | float | None = None
+    exact_start = True  # the first stage is f(t0, y0), to rounding
 
     def __init__(
         self,
@@ -204,7 +205,7 @@ class RungeKuttaStep:
         self.complete()
         table = self.method.tableau.dense
         dense = torch.as_tensor(table.T * (self.t1 - self.t0), dtype=self.y0.dtype, device=self.y0.device)
-        slope = table[0, 0] == 1.0 and not table[1:, 0].any()
+        slope = self.exact_start and table[0, 0] == 1.0 and not table[1:, 0].any()
         return Polynomial(
             self, dense @ self.stacked().reshape(len(self.ks), self.y0.numel()), slope=slope, nudge=self.nudge
         )
@@ -267,6 +268,10 @@ class RungeKutta(Stepper):
     @property
     def name(self) -> str:
         return self.tableau.name
+
+    @property
+    def estimate_order(self) -> int:
+        return self.tableau.estimate_order
 
     @property
     def eager(self) -> RungeKutta:

@@ -126,7 +126,7 @@ class AdaptiveControl:
         accepted = ratio <= 1.0 or shortest
         factor = self._factor(ratio)
         # An implicit method saves a factorisation by a step of the same length.
-        self.h = h if accepted and getattr(step, "settled", False) and 1.0 <= factor <= 1.2 else h * factor
+        self.h = h if accepted and step.settled and 1.0 <= factor <= 1.2 else h * factor
         if accepted:
             # A stop that cut the step short says nothing about the size that the problem allows.
             if h < self.full_step:
@@ -146,8 +146,7 @@ class AdaptiveControl:
 
     def _check_start(self, step: Step, h: float) -> None:
         """A step from a state whose derivative is not finite cannot be mended by shortening it."""
-        slope = getattr(step.retry, "slope", step.retry)
-        start_bad = isinstance(slope, Tensor) and not bool(torch.isfinite(slope).all())
+        start_bad = step.slope is not None and not bool(torch.isfinite(step.slope).all())
         if start_bad or not bool(torch.isfinite(step.y0).all()) or h < 1e-13 * max(1.0, abs(step.t0)):
             raise NonFiniteStateError(
                 f"The dynamics are not finite at t = {step.t0:.9g} (step size {h:.3g}). "

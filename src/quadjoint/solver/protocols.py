@@ -43,6 +43,14 @@ class Step(Protocol):
         """What another attempt from ``t0`` goes on from, after this one was rejected; None for what this one had."""
 
     @property
+    def slope(self) -> Tensor | None:
+        """f(t0, y0), or what the method has in its place, if it was evaluated."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether a next step of the same length is cheaper than one of another."""
+
+    @property
     def error(self) -> Tensor | None:
         """Estimate of the local error; None if the method has none."""
 

@@ -46,6 +46,10 @@ class ImplicitStep(RungeKuttaStep):
         return self.memory
 
     @property
+    def slope(self) -> Tensor | None:
+        return self.memory.slope
+
+    @property
     def settled(self) -> bool:
         """Whether the next step can use the same factors, if it is as long."""
         return self.next_memory is not None and self.next_memory.factors is not None

@@ -16,7 +16,8 @@ from quadjoint.solver.protocols import Clock, Nudge, Stepper, VectorField
 class ScipyStep:
     """A step that SciPy took."""
 
-    retry = error = ratio = clock = None
+    retry = slope = error = ratio = clock = None
+    settled = False
 
     def __init__(self, solver: Any, y0: Tensor, y1: Tensor) -> None:
         self.t0, self.t1, self.y0, self.y1 = float(solver.t_old), float(solver.t), y0, y1

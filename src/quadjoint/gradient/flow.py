@@ -14,8 +14,11 @@ from quadjoint.autograd.gates import Gates
 from quadjoint.autograd.leaves import Frontier
 from quadjoint.solver.dynamics import Dynamics, stack_call
 from quadjoint.solver.events import EventFunction
+from quadjoint.solver.methods.runge_kutta import RungeKutta, take_stages
+from quadjoint.solver.methods.tableaus import TABLEAUS
 from quadjoint.solver.stats import Stats
 
+_STEP = RungeKutta(TABLEAUS["rk4"])
 CHUNK = 64  # states at which the flow is evaluated at once
 
 
@@ -50,13 +53,10 @@ class Flow:
 
         Where both times are equal, so are the states; the step has the derivatives of the movement up to order four.
         """
-        h = (end - begin).reshape(*begin.shape, *(1,) * (y.ndim - begin.ndim)).to(y.dtype.to_real())
-        middle = 0.5 * (begin + end)
-        k1 = self(begin, y)
-        k2 = self(middle, y + 0.5 * h * k1)
-        k3 = self(middle, y + 0.5 * h * k2)
-        k4 = self(end, y + h * k3)
-        return y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+        length = end - begin
+        dt = length.reshape(*begin.shape, *(1,) * (y.ndim - begin.ndim)).to(y.dtype.to_real())
+        f = lambda t, y, nudge=0: self(t, y)  # noqa: E731
+        return take_stages(_STEP, f, (begin, end), y, self(begin, y), dt=dt, length=length)[2]
 
 
 class _Shift(torch.autograd.Function):

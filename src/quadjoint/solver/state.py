@@ -72,6 +72,14 @@ class Layout:
         return lambda y: inner(self.unpack(y))
 
 
+def error_ratio(
+    error: Tensor, y0: Tensor, y1: Tensor, *, rtol: float | Tensor, atol: float | Tensor, norm: Norm
+) -> Tensor:
+    """Size of an error in units of atol + rtol * max(abs(y0), abs(y1)), in each entry."""
+    scale = torch.maximum(y0.abs(), y1.abs()).mul_(rtol).add_(atol)
+    return norm(error / scale)
+
+
 def rms_norm(y: Tensor) -> Tensor:
     """Root mean square of the entries."""
     return torch.linalg.vector_norm(y) / math.sqrt(max(y.numel(), 1))

@@ -13,7 +13,7 @@ from torch import Tensor
 from quadjoint.gradient.base import Task
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.discrete.checkpoints import StepRecord
-from quadjoint.solver.methods.runge_kutta import RungeKutta
+from quadjoint.solver.methods.runge_kutta import RungeKutta, stage_nudge, stage_time
 
 
 class StepTransposer:
@@ -74,7 +74,6 @@ class StepTransposer:
 
     def stage_time(self, record: StepRecord, i: int) -> float:
         """When stage i was evaluated, to the last bit: just inside the step at a discontinuity."""
-        c = self.method.nodes[i]
-        t = record.t1 if c == 1.0 else record.t0 + c * (record.t1 - record.t0)
-        nudge = record.nudge[0] if c == 0.0 else record.nudge[1] if c == 1.0 else 0
-        return float(self.task.f.time(t, nudge)) if nudge else t
+        c, nudge = self.method.nodes[i], stage_nudge(self.method.nodes[i], record.nudge)
+        t = stage_time(c, (record.t0, record.t1), record.t1 - record.t0)
+        return float(self.task.f.time(t, nudge)) if nudge else float(t)

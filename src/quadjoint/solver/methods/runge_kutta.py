@@ -14,23 +14,60 @@ from torch import Tensor
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
 
+Stages = Sequence[Tensor] | dict[int, Tensor]
+Weights = Sequence[tuple[int, float]]  # those that are not zero, with their indices
 
-def combine(
-    y: Tensor, ks: Sequence[Tensor] | dict[int, Tensor], weights: Sequence[tuple[int, float]], dt: Time
-) -> Tensor:
-    """y + dt * sum of weights[j] * ks[j]."""
-    if isinstance(dt, Tensor):
-        return y + sum(ks[j] * (w * dt) for j, w in weights)
-    if not weights:
-        return y
+
+def weighted(ks: Stages, weights: Weights, dt: Time) -> Tensor:
+    """dt * sum of weights[j] * ks[j]."""
     (j, w), *rest = weights
-    if not rest:
-        return torch.add(y, ks[j], alpha=w * dt)
-    # Summed apart from y, which is then rounded once.
     out = ks[j] * (w * dt)
     for j, w in rest:
-        out.add_(ks[j], alpha=w * dt)
-    return y + out
+        out = out + ks[j] * (w * dt) if isinstance(dt, Tensor) else out.add_(ks[j], alpha=w * dt)
+    return out
+
+
+def combine(y: Tensor, ks: Stages, weights: Weights, dt: Time) -> Tensor:
+    """y + dt * sum of weights[j] * ks[j], summed apart from y, which is then rounded once."""
+    if not weights:
+        return y
+    if len(weights) == 1 and not isinstance(dt, Tensor):
+        ((j, w),) = weights
+        return torch.add(y, ks[j], alpha=w * dt)
+    return y + weighted(ks, weights, dt)
+
+
+def stage_time(c: float, ends: tuple[Time, Time], length: Time) -> Time:
+    """The time of a stage at the fraction c of a step; at its end to the last bit."""
+    return ends[1] if c == 1.0 else ends[0] + c * length
+
+
+def stage_nudge(c: float, nudge: Nudge) -> int:
+    """On which side of its time a stage is evaluated: inside of the step at a discontinuity."""
+    return nudge[0] if c == 0.0 else nudge[1] if c == 1.0 else 0
+
+
+def take_stages(
+    method: RungeKutta,
+    f: VectorField,
+    ends: tuple[Time, Time],
+    y: Tensor,
+    k: Tensor,
+    *,
+    dt: Time,
+    length: Time,
+    nudge: Nudge = (0, 0),
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """The stages of a step whose first one is ``k``, their inputs, and the end of the step.
+
+    ``length`` is that of the step in time; ``dt`` is the same, shaped to broadcast against states.
+    """
+    ks, inputs = [k], [y]
+    for i in range(1, method.stages):
+        c = method.nodes[i]
+        inputs.append(combine(y, ks, method.rows[i], dt))
+        ks.append(f(stage_time(c, ends, length), inputs[i], stage_nudge(c, nudge)))
+    return ks, inputs, inputs[-1] if method.fsal else combine(y, ks, method.weights, dt)
 
 
 def nonzero(row: np.ndarray) -> list[tuple[int, float]]:
@@ -86,12 +123,8 @@ class RungeKuttaStep:
     def error(self) -> Tensor | None:
         if self.method.error_weights is None:
             return None
-        dt = self.t1 - self.t0
-        (j, w), *rest = self.method.error_weights
-        out = self.ks[j].detach() * (w * dt)
-        for j, w in rest:
-            out.add_(self.ks[j].detach(), alpha=w * dt)
-        return out
+        with torch.no_grad():
+            return weighted(self.ks, self.method.error_weights, self.t1 - self.t0)
 
     @property
     def next_index(self) -> int | None:
@@ -137,26 +170,18 @@ class RungeKuttaStep:
         self.following = out.carry
         return out
 
-    def stage_time(self, i: int) -> Time:
-        t0, t1 = self.clock if self.clock is not None else (self.t0, self.t1)
-        c = self.method.nodes[i]
-        return t1 if c == 1.0 else t0 + c * (t1 - t0)
-
-    def stage_nudge(self, i: int) -> int:
-        c = self.method.nodes[i]
-        return self.nudge[0] if c == 0.0 else self.nudge[1] if c == 1.0 else 0
-
     def complete(self) -> None:
         """Evaluate the stages that only the continuous extension needs."""
-        tableau = self.method.tableau
+        tableau, ends = self.method.tableau, self.clock or (self.t0, self.t1)
         with torch.set_grad_enabled(self.grad):
             for i in range(len(self.ks), tableau.stages + tableau.extra_stages):
                 if i == tableau.stages and tableau.first_extra_is_next:
                     y = self.y1
                 else:
                     y = combine(self.y0, self.ks, self.method.rows[i], self.dt)
+                c = self.method.nodes[i]
                 self.inputs.append(y)
-                self.ks.append(self.f(self.stage_time(i), y, self.stage_nudge(i)))
+                self.ks.append(self.f(stage_time(c, ends, self.dt), y, stage_nudge(c, self.nudge)))
 
     def theta(self, times: Sequence[float]) -> np.ndarray:
         return (np.asarray(times, dtype=np.float64) - self.t0) / (self.t1 - self.t0)
@@ -243,23 +268,17 @@ class RungeKutta(Stepper):
         nudge: Nudge = (0, 0),
         clock: Clock | None = None,
     ) -> RungeKuttaStep:
-        dt: Time = t1 - t0 if clock is None else clock[1] - clock[0]
-        start: Time = t0 if clock is None else clock[0]
-        end: Time = t1 if clock is None else clock[1]
-        k = f(start, y, nudge[0]) if carry is None else carry
-        ks, inputs = [k], [y]
-        for i in range(1, self.stages):
-            y_i = combine(y, ks, self.rows[i], dt)
-            c = self.nodes[i]
-            inputs.append(y_i)
-            ks.append(f(end, y_i, nudge[1]) if c == 1.0 else f(start + c * dt, y_i))
+        ends = clock or (t0, t1)
+        dt = ends[1] - ends[0]
+        k = f(ends[0], y, nudge[0]) if carry is None else carry
+        ks, inputs, y1 = take_stages(self, f, ends, y, k, dt=dt, length=dt, nudge=nudge)
         return RungeKuttaStep(
             self,
             f,
             t0=t0,
             t1=t1,
             y0=y,
-            y1=inputs[-1] if self.fsal else combine(y, ks, self.weights, dt),
+            y1=y1,
             ks=ks,
             inputs=inputs,
             dt=dt,

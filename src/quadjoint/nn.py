@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from quadjoint.ode import odeint, solve
 from quadjoint.solution import Solution
 from quadjoint.solver.spec import Method
+from quadjoint.solver.structure import map_leaves
 
 __all__ = ["MLP", "Augment", "ConvDynamics", "Downsampling", "NeuralODE", "SecondOrder", "TimeMLP"]
 
@@ -162,6 +163,7 @@ class NeuralODE(nn.Module):
     """A solve of ``dy/dt = f(t, y)`` as a layer: ``forward`` maps y(t0) to y(t1).
 
     `trajectory` gives the states at chosen times, `solve` the whole `Solution` with its statistics.
+    The state may be a tensor, or tensors in tuples, named tuples, lists or dicts; the result has its structure.
     Nothing of a solve stays on the module, so any number of forwards may be alive at once.
 
     >>> decay = NeuralODE(lambda t, y: -y, rtol=1e-6, atol=1e-6)
@@ -197,11 +199,10 @@ class NeuralODE(nn.Module):
 
     def forward(self, y: Any) -> Any:
         """The state at the end of ``span``, like ``y``."""
-        states = self.trajectory(y, self.times())
-        return states[-1] if isinstance(states, Tensor) else tuple(part[-1] for part in states)
+        return map_leaves(lambda part: part[-1], self.trajectory(y, self.times()))
 
     def trajectory(self, y: Any, t: Tensor) -> Any:
-        """The states at times t, (K,) or (B, K): shape ``(K, *y.shape)``, or a tuple of such."""
+        """The states at times t, (K,) or (B, K): of shape ``(K, *y.shape)``, for each tensor of y."""
         return odeint(self.f, y, t, **self.settings())
 
     def solve(self, y: Any, t: Tensor | None = None) -> Solution:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quadjoint.autograd import private
 from quadjoint.autograd.captured import Snapshot
 from quadjoint.autograd.gates import Gates
 from quadjoint.autograd.leaves import Frontier
@@ -72,6 +73,7 @@ class _Shift(torch.autograd.Function):
         return y.view_as(y)
 
     @staticmethod
+    @private.outside_of_compile
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         (g,) = grads
         y, t, *params = ctx.saved_tensors
@@ -88,8 +90,12 @@ class _Shift(torch.autograd.Function):
 def shift(flow: Flow, y: Tensor, t: Tensor, *, sign: float = 1.0, params: Sequence[Tensor] = ()) -> Tensor:
     """Make ``y``, states at the times ``t`` (the leading dimensions of y), differentiable in ``t``.
 
-    Second derivatives in a time and in a parameter need the parameters of f among the inputs.
+    Second derivatives in a time and in a parameter need the parameters of f among the inputs. Transforms of torch.func
+    differentiate the movement itself.
     """
+    if private.is_transformed():
+        begin, end = (t.detach(), t) if sign > 0 else (t, t.detach())
+        return flow.moved(y, begin, end)
     return _Shift.apply(flow, sign, y, t, *params)
 
 
@@ -108,6 +114,7 @@ class _EventTime(torch.autograd.Function):
         return t.clone()
 
     @staticmethod
+    @private.outside_of_compile
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         t, y, *params = ctx.saved_tensors
         crossing: Crossing = ctx.crossing
@@ -137,6 +144,9 @@ class Crossing:
 
     def rate(self, t: Tensor, y: Tensor) -> Tensor:
         """How fast the event function changes along the solution, differentiable in t and y."""
+        if private.is_transformed():
+            here_t, here_y = torch.func.grad(self.value, argnums=(0, 1))(t, y)
+            return here_t + _dot(here_y, self.flow(t, y)).sum()
         gates = Gates()  # y may depend on t; the partial derivatives are wanted
         with torch.enable_grad():
             here = t if t.requires_grad else t.detach().requires_grad_()
@@ -159,6 +169,8 @@ class Crossing:
     def time(self, t: float, y: Tensor, like: Tensor) -> Tensor:
         """The time as a tensor, differentiable in whatever it depends on."""
         here = torch.full((), t, dtype=self.flow.plain.time_dtype, device=y.device)
+        if private.is_transformed():
+            return self._transformed_time(here, y).to(like)
         if not torch.is_grad_enabled():
             return here.to(like)
         with torch.enable_grad():
@@ -167,12 +179,23 @@ class Crossing:
             _, own = Frontier([state, *self.params]).explore(value)
         if not value.requires_grad or not (y.requires_grad or own):
             return here.to(like)
-        self.slope = float(self.rate(here, y.detach()).detach())
-        if self.slope == 0.0 or not math.isfinite(self.slope):
+        self.slope = self._checked_slope(here, y)
+        return _EventTime.apply(self, here, y, *self.params, *own).to(like)
+
+    def _transformed_time(self, t: Tensor, y: Tensor) -> Tensor:
+        if not private.is_differentiated(self.value(t, y)):
+            return t
+        self._checked_slope(t, y)
+        now = self.newton(t, y)
+        return t + (now - now.detach())  # the derivatives alone
+
+    def _checked_slope(self, t: Tensor, y: Tensor) -> float:
+        slope = float(self.rate(t, y.detach()).detach())
+        if slope == 0.0 or not math.isfinite(slope):
             raise ZeroDivisionError(
                 "The event function is stationary along the solution at the event; its time has no gradient."
             )
-        return _EventTime.apply(self, here, y, *self.params, *own).to(like)
+        return slope
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

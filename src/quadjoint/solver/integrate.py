@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
 from quadjoint.errors import NonFiniteStateError, TooManyStepsError
@@ -14,6 +13,7 @@ from quadjoint.solver.control import Control, GridControl
 from quadjoint.solver.events import EventWatch
 from quadjoint.solver.observe import Observer, SampleObserver
 from quadjoint.solver.protocols import Nudge, Step, Stepper, VectorField
+from quadjoint.solver.state import is_finite
 
 Jumps = dict[float, Callable[[Tensor], Tensor]]
 
@@ -213,7 +213,7 @@ def _nudge(after_jump: bool, before_jump: bool, dt: float) -> Nudge:
 
 def _check_finite(y: Tensor, t: float) -> None:
     """Fixed steps are not judged, so their result is looked at once, at the end."""
-    if not bool(torch.isfinite(y).all()):
+    if not is_finite(y):
         raise NonFiniteStateError(
             f"The state is not finite at t = {t:.6g}. Fixed steps may be too long for this problem (try a smaller "
             "options['step_size'] or an adaptive method), or f is not finite."

@@ -165,7 +165,7 @@ def _parts(f: Dynamics) -> tuple[Any, Callable[..., Tensor], tuple[Tensor, ...]]
         own, clock = extra[:count], extra[count:]
         if clock:
             t = clock[0] + t * clock[1]
-        out = layout.pack(tuple(inner(t, layout.unpack(y), *own))) if packed else inner(t, y, *own)
+        out = layout.pack(inner(t, layout.unpack(y), *own)) if packed else inner(t, y, *own)
         return out * clock[1] if clock else out
 
     if isinstance(mapped, LinearMap):

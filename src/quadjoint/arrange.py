@@ -35,16 +35,6 @@ class Arranged:
     layout: Layout
 
 
-def check_input(f: Any, y0: Any, t: Any, *, options: Any) -> None:
-    """Refuse in words what cannot be solved."""
-    if not isinstance(options, dict | None):
-        raise TypeError(f"options must be a dict; got {type(options).__name__}.")
-    check_times(t)
-    _check_state(y0)
-    if not callable(f):
-        raise TypeError(f"f must be callable as f(t, y); got {type(f).__name__}.")
-
-
 def arrange(
     f: Callable[..., Any],
     y0: State,
@@ -60,8 +50,16 @@ def arrange(
     dense: bool = False,
     progress: bool = False,
 ) -> Arranged:
-    """The solve that was asked for. ``exact_clock``: a fixed grid is to be differentiated in its times."""
+    """The solve that was asked for, or in words why it cannot be.
+
+    ``exact_clock``: a fixed grid is to be differentiated in its times.
+    """
+    if not isinstance(options, dict | None):
+        raise TypeError(f"options must be a dict; got {type(options).__name__}.")
     values = check_times(t)
+    _check_state(y0)
+    if not callable(f):
+        raise TypeError(f"f must be callable as f(t, y); got {type(f).__name__}.")
     per_sample = values.ndim == 2
     layout = Layout.of(y0, batched=per_sample)
     options = _options(options, layout)

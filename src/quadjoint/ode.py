@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.arrange import Arranged, arrange, check_input
+from quadjoint.arrange import Arranged, arrange
 from quadjoint.autograd import private
 from quadjoint.autograd.captured import Snapshot
 from quadjoint.errors import SolveError
@@ -79,7 +79,6 @@ def odeint(
     True
     """
     how = resolve(gradient)
-    check_input(f, y0, t, options=options)
     arranged = arrange(
         f,
         y0,
@@ -124,7 +123,6 @@ def solve(
     0
     """
     how = resolve(gradient)
-    check_input(f, y0, t, options=options)
     arranged = arrange(
         f,
         y0,
@@ -166,7 +164,9 @@ class _Solved:
 def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -> _Solved:
     """Choose how to differentiate, and solve."""
     spec, y, t = arranged.spec, arranged.y0, arranged.t
-    task = Task(spec, (), Snapshot(spec.f.f, y.device), Stats(), complete=isinstance(params, Only))
+    # Nothing will be differentiated in a solve without grad, unless its continuous solution is.
+    held = spec.f.f if torch.is_grad_enabled() or spec.dense else None
+    task = Task(spec, (), Snapshot(held, y.device), Stats(), complete=isinstance(params, Only))
     random = RandomnessCheck(y.device)
     try:
         transformed = private.is_transformed()

@@ -22,6 +22,8 @@ def check_times(t: Tensor, name: str = "t") -> np.ndarray:
     if t.ndim not in (1, 2) or t.shape[-1] == 0:
         raise ValueError(f"{name} must have shape (K,) or, with times per sample, (B, K); got {tuple(t.shape)}.")
     values = _on_the_host(t, name)
+    if _are_fine(values):
+        return values
     if t.ndim == 1 and not np.isfinite(values).all():
         raise ValueError(
             f"{name} must be finite; entry {int(np.argmin(np.isfinite(values)))} is {values[~np.isfinite(values)][0]}."
@@ -40,6 +42,13 @@ def check_times(t: Tensor, name: str = "t") -> np.ndarray:
             where = f"{name}[{b}]" if t.ndim == 2 else name
             raise ValueError(f"{where} must be strictly increasing or strictly decreasing; got {_short(kept)}.")
     return values
+
+
+def _are_fine(values: np.ndarray) -> bool:
+    """Whether times, or every row of them, are finite and strictly monotone; a row with padding is not looked at."""
+    steps = values[..., 1:] - values[..., :-1]
+    monotone = (steps > 0).all(-1) | (steps < 0).all(-1)
+    return bool(np.all(monotone)) and bool(np.isfinite(values[..., 0] + values[..., -1]).all())
 
 
 def _on_the_host(t: Tensor, name: str) -> np.ndarray:
@@ -117,8 +126,8 @@ def sample_options(method: Method, options: dict[str, Any], t: Tensor) -> dict[s
 
 def fractions(values: np.ndarray) -> np.ndarray:
     """Where each sample's times lie between its first and its last, shape (B, K), padding at one."""
-    filled = values.copy()
-    for row in filled:
-        row[np.isnan(row)] = row[~np.isnan(row)][-1]
+    padding = np.isnan(values)
+    last = np.take_along_axis(values, (~padding).sum(axis=1, keepdims=True) - 1, axis=1)
+    filled = np.where(padding, last, values)
     length = filled[:, -1:] - filled[:, :1]
     return np.clip((filled - filled[:, :1]) / np.where(length == 0, 1.0, length), 0.0, 1.0)

@@ -28,7 +28,7 @@ __all__ = ["MLP", "Augment", "NeuralODE", "SecondOrder", "TimeMLP"]
 
 
 class MLP(nn.Sequential):
-    """Linear layers with an activation (softplus unless told otherwise) between them.
+    """Linear layers with an activation (softplus by default) between them.
 
     Softplus is smooth, which is what a high-order solver needs to take large steps.
 

@@ -18,7 +18,7 @@ from quadjoint.gradient import Gradient, resolve
 from quadjoint.gradient.base import Outcome, Part, Task
 from quadjoint.gradient.choose.auto import Auto
 from quadjoint.gradient.direct import Direct
-from quadjoint.gradient.first import Begun, First, Only
+from quadjoint.gradient.first import First, Only, StartedDynamics
 from quadjoint.gradient.flow import Crossing, Flow, shift
 from quadjoint.solution import Solution
 from quadjoint.solver.events import EventWatch
@@ -178,7 +178,7 @@ def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -
             how.check(spec)
         elif transformed:
             how = _transformable(how, task)
-        spec = how.adapted(spec)
+        spec = how.adapt(spec)
         task = replace(task, spec=spec)
         flow = Flow(spec.f, y, task.snapshot, task.stats)
         # Gradients in the times come from the flow at the observations, unless a fixed grid carries them.
@@ -259,6 +259,6 @@ def _forward(task: Task, y: Tensor, first: First | None) -> Outcome:
         task.say("no gradient is needed")
     before = task.f.evaluations
     with torch.set_grad_enabled(torch.is_grad_enabled() and not task.complete):
-        run = task.spec.begin(y, None if first is None else Begun(task.f, first, first.value)).run()
+        run = task.spec.begin(y, None if first is None else StartedDynamics(task.f, first, first.value)).run()
     task.count(run, task.f.evaluations - before)
     return Outcome(run.ys, run.event_time, [Part(run.steps)])

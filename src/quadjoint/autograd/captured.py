@@ -40,7 +40,7 @@ class Snapshot:
             for table in private.tensor_tables(module):
                 self.tensors += [(table, name, x) for name, x in table.items() if isinstance(x, Tensor)]
 
-    def held(self) -> list[Tensor]:
+    def learnable_tensors(self) -> list[Tensor]:
         """Tensors that require grad and that the function can be seen to hold."""
         everything = (*(x for _, _, x in self.tensors), *self.others)
         return list({id(x): x for x in everything if x.requires_grad}.values())

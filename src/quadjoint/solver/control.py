@@ -66,7 +66,7 @@ class AdaptiveControl:
         f0 = f(t0, y0)
         with torch.no_grad():
             searched = self._search(f, t0, y0.detach(), f0.detach(), t_end)
-        # Where nothing moves, the search finds lengths that vanish beside a large time.
+        # If nothing moves, the search finds lengths that vanish beside a large time.
         self.h = max(searched, min(abs(t_end - t0), 100 * math.ulp(max(abs(t0), abs(t_end)))))
         return f0
 

@@ -117,7 +117,7 @@ class Dynamics:
         with torch.enable_grad():
             out = self._call(t, y)
         if recording and isinstance(out, Tensor) and not private.is_transformed():
-            # Where f depends on nothing that requires grad but this copy of y, there is nothing to record.
+            # If f depends on nothing that requires grad but this copy of y, there is nothing to record.
             return out if any(x is not y for x in leaves(out)) else out.detach()
         return out
 
@@ -173,7 +173,7 @@ def _differentiable(y: Tensor) -> Tensor:
         ) from error
 
 
-# What vmap raises where it cannot evaluate a function.
+# What vmap raises if it cannot evaluate a function.
 _UNSTACKABLE = (RuntimeError, NotImplementedError, ValueError, TypeError)
 
 
@@ -187,7 +187,7 @@ def _rule_out_vmap(f: Dynamics) -> None:
 
 
 def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
-    """f at a stack of (t, y) as one evaluation, or as a loop where f cannot be vectorised (said once)."""
+    """f at a stack of (t, y) as one evaluation, or as a loop if f cannot be vectorised (said once)."""
     ts = torch.as_tensor(times, dtype=f.time_dtype, device=ys.device)
     _rule_out_vmap(f)
     if len(ys) > 1 and f.stackable is not False:

@@ -42,7 +42,7 @@ def _regular(t: Tensor, h: float) -> Tensor:
     """From t[0] to t[-1] in steps of length h, the last of them shorter."""
     first, last = t.detach()[[0, -1]].tolist()
     length = last - first
-    # A last step as short as the rounding of the times is none.
+    # A last step as short as the rounding of the times is left out.
     rounding = 4 * torch.finfo(t.dtype).eps * max(abs(first), abs(last)) / h
     n = max(1, math.ceil(abs(length) / h - max(1e-9, rounding)))
     steps = torch.arange(n, dtype=torch.float64, device="cpu") * math.copysign(h, length)

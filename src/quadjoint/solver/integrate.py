@@ -173,7 +173,7 @@ def retrace(
 ) -> Integration:
     """Take the accepted steps of a solve again: the same numbers, without any control.
 
-    ``points`` are the ends of the steps as a tensor, where they are to be differentiated in.
+    ``points`` are the ends of the steps as a tensor, if they are to be differentiated in.
     """
     out = Integration(y0, list(taken))
     observer.begin(y0)

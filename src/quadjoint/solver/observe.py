@@ -22,7 +22,7 @@ class Observer:
 
     def __init__(self, times: Sequence[float], points: Tensor | None = None, start: float | None = None) -> None:
         self.times = list(times)
-        self.points = points  # the same times as a tensor, where they are differentiated on a fixed grid
+        self.points = points  # the same times as a tensor, if they are differentiated on a fixed grid
         self.start = self.times[0] if start is None else start
         self.next = 1 if start is None else 0
         self.states = Rows()

@@ -75,7 +75,7 @@ class Stepper(Protocol):
     """Takes single steps. It does not decide whether a step is good enough or how long the next one is.
 
     A class of your own inherits from this one, sets ``order`` and defines ``step``; it changes the other attributes
-    where it can do more. An object of it can be given as ``method=``.
+    if it can do more. An object of it can be given as ``method=``.
 
     >>> import torch, quadjoint as qj
     >>> class Ralston(qj.Stepper):
@@ -143,9 +143,7 @@ class Stepper(Protocol):
 class Controller(Protocol):
     """Turns the errors of steps into the factor by which the step size changes. It has no state of its own."""
 
-    def factor(
-        self, ratio: float, history: tuple[float, float], *, order: int, safety: float, growth: float
-    ) -> float:
+    def factor(self, ratio: float, history: tuple[float, float], *, order: int, safety: float, growth: float) -> float:
         """The factor, which is then kept between ``dfactor`` and ``ifactor``.
 
         ``ratio`` is the error of the step just made in units of the tolerance (at most one if it was accepted),

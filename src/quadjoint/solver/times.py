@@ -39,8 +39,8 @@ def check_times(t: Tensor, name: str = "t") -> np.ndarray:
             raise ValueError(f"{name}[{b}] has NaN between times; padding must come last.")
         steps = np.diff(kept)
         if not ((steps > 0).all() or (steps < 0).all()):
-            where = f"{name}[{b}]" if t.ndim == 2 else name
-            raise ValueError(f"{where} must be strictly increasing or strictly decreasing; got {_short(kept)}.")
+            place = f"{name}[{b}]" if t.ndim == 2 else name
+            raise ValueError(f"{place} must be strictly increasing or strictly decreasing; got {_short(kept)}.")
     return values
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.autograd.recorded import Graph
+from quadjoint.autograd.recorded import Recording
 from quadjoint.solver.methods.jacobian import (
     Factors,
     Jacobian,
@@ -29,12 +29,12 @@ from quadjoint.solver.protocols import Time, VectorField
 class _Transposed(ProductJacobian):
     """v to -J^T v."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.solver = graph, None
-        self.samples = Samples(graph.y.shape, False, 1, graph.y.numel())
+    def __init__(self, recording: Recording) -> None:
+        self.recording, self.solver = recording, None
+        self.samples = Samples(recording.y.shape, False, 1, recording.y.numel())
 
     def __call__(self, v: Tensor) -> Tensor:
-        return -row_products(self.graph, self.samples)(v.reshape(1, 1, -1)).reshape(v.shape)
+        return -row_products(self.recording, self.samples)(v.reshape(1, 1, -1)).reshape(v.shape)
 
 
 class AugmentedJacobian:

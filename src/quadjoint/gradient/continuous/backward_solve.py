@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from quadjoint.gradient.continuous.family import ContinuousAdjoint
 
 
-def backward_sweep(how: ContinuousAdjoint, task: Task, run: Integration, cotangents: Cotangents) -> Gradients:
+def solve_backwards(how: ContinuousAdjoint, task: Task, run: Integration, cotangents: Cotangents) -> Gradients:
     """Gradients by the adjoint equation."""
     cotangents.check_finite()
     observer = task.spec.make_observer()
@@ -46,7 +46,7 @@ def backward_sweep(how: ContinuousAdjoint, task: Task, run: Integration, cotange
         task, jumps = _common_clock(task, run, cotangents, observer)
     else:
         jumps = _jumps(task.spec.times(run.event_time), run.ys, cotangents)
-    return _Sweep(how, task, run, jumps).run()
+    return _BackwardSolve(how, task, run, jumps).run()
 
 
 Jumps = dict[float, tuple[Tensor, Tensor | None]]  # time to the gradient of the loss there and the state observed
@@ -77,7 +77,7 @@ def _common_clock(task: Task, run: Integration, cotangents: Cotangents, observer
     }
 
 
-class _Sweep:
+class _BackwardSolve:
     """One backward solve: its state [z, a] or [z, a, a_theta], its dynamics, its jumps."""
 
     def __init__(self, how: ContinuousAdjoint, task: Task, run: Integration, jumps: Jumps) -> None:
@@ -176,13 +176,13 @@ class _Sweep:
         )
 
     def _discontinuities(self) -> tuple[float, ...]:
-        """Where the dynamics jump: as told, and where the clocks of the samples change their rates."""
+        """Times at which the dynamics jump: as named, and as the clocks of the samples change their rates."""
         if self.task.f.time_map is not None:
             return tuple(self.times[1:-1])
         return self.task.spec.solver.settings.jump_t
 
     def _solver(self, state: Tensor) -> Solver:
-        """The solver of the backward pass: the forward one's method and tolerances unless told otherwise."""
+        """The solver of the backward pass: the forward one's method and tolerances unless others are given."""
         how, forward, times = self.how, self.task.spec.solver, self.times
         rtol = forward.settings.rtol if how.rtol is None else how.rtol
         atol = forward.settings.atol if how.atol is None else how.atol

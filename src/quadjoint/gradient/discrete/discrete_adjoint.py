@@ -103,9 +103,9 @@ class DiscreteAdjoint(Gradient):
             left = 0 if size is None else self._allowance // max(1, size)
         within = aliases if aliases else deferred or NOTHING
         # The first evaluation was recorded without aliases.
-        flow = Tape(task.f, first, left=left, within=within, keep_first=not aliases)
+        dynamics = Tape(task.f, first, left=left, within=within, keep_first=not aliases)
         states = None if self.memory_limit is None else self.memory_limit // (2 if left else 1)
-        memory = _Memory(flow, stages=stages, max_states=self.max_states, max_bytes=states)
+        memory = _Memory(dynamics, stages=stages, max_states=self.max_states, max_bytes=states)
         memory.task, memory.aliases, memory.deferred = task, aliases, deferred
         if first is not None:
             memory.activation_bytes, memory.beginning = first.activation_bytes or 0, Beginning(first)

@@ -19,7 +19,7 @@ from quadjoint.solver.methods.implicit import ImplicitRungeKutta
 from quadjoint.solver.methods.jacobian import SOLVERS, JacobianSource
 from quadjoint.solver.methods.leapfrog import AsynchronousLeapfrog
 from quadjoint.solver.methods.newton import NewtonSettings
-from quadjoint.solver.methods.refined import refinable, refined
+from quadjoint.solver.methods.refined import refinable, refine_extension
 from quadjoint.solver.methods.runge_kutta import RungeKutta
 from quadjoint.solver.methods.scipy_solvers import Scipy
 from quadjoint.solver.methods.tableau import ButcherTableau
@@ -27,7 +27,6 @@ from quadjoint.solver.methods.tableaus import TABLEAUS
 from quadjoint.solver.protocols import Stepper
 from quadjoint.solver.spec import InitialValue, Method, Solver
 from quadjoint.solver.state import Layout
-
 
 
 def _of_tableau(tableau: ButcherTableau) -> RungeKutta:
@@ -101,7 +100,7 @@ def _interpolating(stepper: RungeKutta, interp: str) -> RungeKutta:
     """The same steps with another continuous extension: straight lines, or one order more."""
     if interp == "linear":
         return RungeKutta(stepper.tableau.linear(), stepper)
-    return RungeKutta(refined(stepper.tableau))
+    return RungeKutta(refine_extension(stepper.tableau))
 
 
 def make_solver(method: Method, options: dict[str, Any], problem: InitialValue, *, rtol: Any, atol: Any) -> Solver:

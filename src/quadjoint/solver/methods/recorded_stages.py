@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.autograd.recorded import Graph
+from quadjoint.autograd.recorded import Recording
 from quadjoint.errors import SolveError
 from quadjoint.solver.krylov import gmres
 from quadjoint.solver.methods.jacobian import SAMPLE, WHOLE, ProductJacobian, Samples, row_jacobians, row_products
@@ -46,7 +46,7 @@ class StageSystem:
 
     def products(self, i: int, a: Tensor) -> Tensor:
         """a^T df/dy at stage i for a stack of a: shape (m, rows, d)."""
-        return row_products(Graph(self.fs[i], self.ys[i]), self.samples)(a)
+        return row_products(Recording(self.fs[i], self.ys[i]), self.samples)(a)
 
     def transposed(self, x: Tensor) -> Tensor:
         """The transposed matrix times x, by true products."""
@@ -76,16 +76,14 @@ class StageSystem:
         eps = torch.finfo(r.dtype).eps
         if factors is not None and self.independent:
             return _lu_solve(factors, r, adjoint=False)
-        jacobians = [ProductJacobian(Graph(*self._real(i))) for i in range(self.matrix.q)]
+        jacobians = [ProductJacobian(Recording(*self._real(i))) for i in range(self.matrix.q)]
 
         def apply(z: Tensor) -> Tensor:
             moved = torch.stack([jacobian(z[:, i]) for i, jacobian in enumerate(jacobians)], dim=1)
             return z - torch.matmul(self.matrix.constant("a", z), moved) * self.h
 
         precondition = None if factors is None else lambda x: _lu_solve(factors, x, adjoint=False)
-        found = gmres(
-            apply, r, target=10 * eps * size, dimension=DIMENSION, restarts=SPACES, precondition=precondition
-        )
+        found = gmres(apply, r, target=10 * eps * size, dimension=DIMENSION, restarts=SPACES, precondition=precondition)
         return self._checked(found.x, found.residual, size, eps)
 
     def _real(self, i: int) -> tuple[Tensor, Tensor]:

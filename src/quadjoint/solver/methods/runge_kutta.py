@@ -145,7 +145,7 @@ class RungeKuttaStep:
 
     @property
     def carry(self) -> Tensor | None:
-        """The first stage of the next step, where it is known already."""
+        """The first stage of the next step, if it is known already."""
         if self.nudge[1]:
             return None
         return self.following if self.next_index is None else self.ks[self.next_index]

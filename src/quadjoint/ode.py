@@ -211,9 +211,12 @@ def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -
 
 def _chosen(how: Gradient, task: Task, first: First) -> Gradient:
     """The gradient asked for, or the one that ``auto`` chooses; which, and why, stands in the statistics."""
-    if isinstance(how, Auto):
+    if not isinstance(how, Auto):
+        task.say(f"{how.name} was asked for")
+    else:
         choice = how.choose(task, first)
-        how, task.stats.reason = choice.gradient, f"auto chose {choice.reason}"
+        how = choice.gradient
+        task.say(f"auto chose {choice.reason}")
         logger.debug("%s for %s", task.stats.reason, type(task.f.f).__name__)
     if not isinstance(how, Direct) and any(private.is_sharded(m) for m in task.snapshot.modules):
         raise ValueError(
@@ -252,7 +255,8 @@ def _first(task: Task, y: Tensor, params: Sequence[Tensor] | None) -> First | No
 
 def _forward(task: Task, y: Tensor, first: First | None) -> Outcome:
     """Solve, with nothing to be differentiated as far as the first evaluation shows; autograd sees what comes later."""
-    task.stats.reason = task.stats.reason or "no gradient is needed"
+    if not task.stats.reason:
+        task.say("no gradient is needed")
     before = task.f.evaluations
     with torch.set_grad_enabled(torch.is_grad_enabled() and not task.complete):
         run = task.spec.begin(y, None if first is None else Begun(task.f, first, first.value)).run()

@@ -163,7 +163,7 @@ class _Sweep:
             integral.nodes,
             self.task,
             self.products,
-            split=lambda state: self.layout.unpack(state)[:2],
+            split=lambda states: self.layout.unpack(states, leading=1)[:2],
             order=order,
             breaks=ordered,
         )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.autograd import private
+from quadjoint.solver.interpolation import Polynomial, powers
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
 
@@ -190,13 +191,26 @@ class RungeKuttaStep:
                 self.inputs.append(y)
                 self.ks.append(self.f(stage_time(c, ends, self.dt), y, stage_nudge(c, self.nudge)))
 
-    def theta(self, times: Sequence[float]) -> np.ndarray:
+    def theta(self, times: Sequence[float] | np.ndarray) -> np.ndarray:
         return (np.asarray(times, dtype=np.float64) - self.t0) / (self.t1 - self.t0)
 
-    def evaluate(self, times: Sequence[float]) -> Tensor:
+    def dense_weights(self, times: Sequence[float] | np.ndarray) -> Tensor:
+        """Weights of the stages in the states at ``times``, shape (len(times), stages)."""
         self.complete()
         weights = self.method.tableau.dense_weights(self.theta(times)) * (self.t1 - self.t0)
-        out = self.blend(torch.as_tensor(weights, dtype=self.y0.dtype, device=self.y0.device))
+        return torch.as_tensor(weights, dtype=self.y0.dtype, device=self.y0.device)
+
+    def polynomial(self) -> Polynomial:
+        self.complete()
+        table = self.method.tableau.dense
+        dense = torch.as_tensor(table.T * (self.t1 - self.t0), dtype=self.y0.dtype, device=self.y0.device)
+        slope = table[0, 0] == 1.0 and not table[1:, 0].any()
+        return Polynomial(
+            self, dense @ self.stacked().reshape(len(self.ks), self.y0.numel()), slope=slope, nudge=self.nudge
+        )
+
+    def evaluate(self, times: Sequence[float]) -> Tensor:
+        out = self.blend(self.dense_weights(times))
         if times[-1] == self.t1:
             out = self.y1[None] if len(times) == 1 else torch.cat([out[:-1], self.y1[None]])
         return out
@@ -207,8 +221,7 @@ class RungeKuttaStep:
         t0, t1 = self.clock if self.clock is not None else (self.t0, self.t1)
         theta = (times - t0) / (t1 - t0)
         dense = torch.tensor(self.method.tableau.dense, dtype=times.dtype, device=times.device)
-        powers = torch.stack([theta**d for d in range(1, dense.shape[1] + 1)], dim=-1)
-        return self.blend((powers @ dense.T * (t1 - t0)).to(self.y0.dtype))
+        return self.blend((powers(theta, dense.shape[1]) @ dense.T * (t1 - t0)).to(self.y0.dtype))
 
     def stacked(self) -> Tensor:
         """All stages as one tensor, shape (stages, *state)."""
@@ -221,9 +234,7 @@ class RungeKuttaStep:
 
     def scatter(self, rows: Tensor, times: np.ndarray) -> Tensor:
         """The state of sample ``rows[m]`` at ``times[m]``: one row of the batch each, shape (m, *sample)."""
-        self.complete()
-        weights = self.method.tableau.dense_weights(self.theta(times)) * (self.t1 - self.t0)  # type: ignore[arg-type]
-        w = torch.as_tensor(weights, dtype=self.y0.dtype, device=self.y0.device)
+        w = self.dense_weights(times)
         k = self.stacked()[:, rows].reshape(len(self.ks), len(rows), -1)  # (stages, m, features)
         out = torch.einsum("ms,smd->md", w, k).reshape(len(rows), *self.y0.shape[1:])
         return out + self.y0[rows]
@@ -251,6 +262,7 @@ class RungeKutta(Stepper):
         self.error_weights = None if tableau.b_error is None else nonzero(tableau.b_error)
         self.fsal = tableau.fsal
         self.stages = s
+        self.evaluations = s - 1 if self.fsal else s
 
     @property
     def name(self) -> str:

@@ -16,7 +16,16 @@ from quadjoint.solver.remembered import remembered
 from quadjoint.solver.state import Layout
 
 Time = float | Tensor
-TimeMap = Callable[[Tensor], tuple[Tensor, Tensor]]  # s to (t, dt/ds), both shaped to broadcast against the state
+
+
+class TimeMap(Protocol):
+    """A time that the samples of a batch share, as each sample's own."""
+
+    def __call__(self, s: Tensor) -> tuple[Tensor, Tensor]:
+        """s to (t, dt/ds), both shaped to broadcast against the state."""
+
+    def parts(self) -> tuple[Callable[..., tuple[Tensor, Tensor]], tuple[Tensor, ...]]:
+        """The map as a function of s and of tensors."""
 
 
 class Flow(Protocol):

@@ -99,12 +99,14 @@ def make_solver(method: str, options: dict[str, Any], rtol: Any, atol: Any, layo
     if open_end and options.get("step_size") is not None and options.get("grid_constructor") is None:
         h = math.copysign(_positive("step_size", options["step_size"]), times[-1] - times[0])
         points = torch.tensor([times[0], times[0] + h], dtype=torch.float64)
+        if settings.jump_t:
+            raise ValueError("options['jump_t'] with event_fn needs an adaptive method.")
     else:
-        points = _grid(options, f, y0, t)
+        points = _with_jumps(_grid(options, f, y0, t), settings.jump_t)
         _check_grid(points.detach().to("cpu", torch.float64).tolist(), times)
     grid = points.detach().to("cpu", torch.float64).tolist()
     tracked = points if points.requires_grad and stepper.clocked else None
-    perturb = bool(options.get("perturb", False))
+    perturb = bool(options.get("perturb", bool(settings.jump_t)))
     limit = settings.max_num_steps if "max_num_steps" in options else 2**31 - 1
     return Solver(method, stepper, lambda: GridControl(grid, tracked, perturb, limit), settings, grid, tracked)
 
@@ -133,7 +135,7 @@ def known_options(method: str) -> set[str]:
         return _COMMON | _ADAPTIVE | {"eta", "step_size"}
     if method in RUNGE_KUTTA:
         own = {"interp"} if method in REFINED else set()
-        return _COMMON | own | (_ADAPTIVE if RUNGE_KUTTA[method].adaptive else _FIXED)
+        return _COMMON | own | (_ADAPTIVE if RUNGE_KUTTA[method].adaptive else _FIXED | {"jump_t"})
     return _COMMON | _FIXED | _ADAMS
 
 
@@ -196,6 +198,18 @@ def _through(t: Tensor, grid: Tensor) -> Tensor:
     hit = (points[near] - times).abs() <= slack
     index = torch.full((len(points),), -1).index_copy_(0, near[hit], torch.arange(len(times))[hit]).to(t.device)
     return torch.where(index >= 0, t[index.clamp(min=0)], grid.to(t))
+
+
+def _with_jumps(grid: Tensor, jump_t: tuple[float, ...]) -> Tensor:
+    """The grid with the times of discontinuities inside it, at which steps are to end as well."""
+    if not jump_t:
+        return grid
+    sign = 1.0 if grid[-1] >= grid[0] else -1.0
+    jumps = torch.tensor(jump_t, dtype=torch.float64).to(grid)
+    inside = (sign * jumps > sign * grid.detach()[0]) & (sign * jumps < sign * grid.detach()[-1])
+    new = inside & ~torch.isin(jumps, grid.detach())
+    joined = torch.cat([grid, jumps[new].unique()])
+    return joined[(sign * joined.detach()).argsort()]
 
 
 def _check_grid(grid: list[float], times: list[float]) -> None:

@@ -64,12 +64,12 @@ class LinearMap:
     def __init__(self, t: Tensor, y: Tensor) -> None:
         shape, self.dtype = (-1, *(1,) * (y.ndim - 1)), y.dtype.to_real()
         self.ends = t.detach()[:, [0, -1]].to("cpu", torch.float64)
-        self.start = self.ends[:, 0].reshape(shape).to(y.device, _wide(y))
-        self.length = (self.ends[:, 1] - self.ends[:, 0]).reshape(shape).to(y.device, _wide(y))
-        self.rate = self.length.to(self.dtype)
+        self.start, self.stop = (self.ends[:, i].reshape(shape).to(y.device, _wide(y)) for i in (0, 1))
+        self.rate = (self.ends[:, 1] - self.ends[:, 0]).reshape(shape).to(y.device, self.dtype)
 
     def __call__(self, s: Tensor) -> tuple[Tensor, Tensor]:
-        return (self.start + s * self.length).to(self.dtype), self.rate
+        # Exact at both ends, beyond which f may be another function.
+        return torch.lerp(self.start, self.stop, s.to(self.start.dtype)).to(self.dtype), self.rate
 
     def times(self, s: np.ndarray) -> np.ndarray:
         """The times of each sample at its row of s, shape (B, n)."""
@@ -84,7 +84,8 @@ class LinearMap:
 
     def parts(self) -> tuple[Callable[..., tuple[Tensor, Tensor]], tuple[Tensor, ...]]:
         """The map as a function of s and of tensors, for a compiled graph that serves all maps of this kind."""
-        return (lambda s, start, rate: (start + s * rate, rate)), (self.start.to(self.dtype), self.rate)
+        tensors = self.start.to(self.dtype), self.stop.to(self.dtype), self.rate
+        return (lambda s, start, stop, rate: (torch.lerp(start, stop, s), rate)), tensors
 
 
 class PiecewiseMap:

@@ -19,10 +19,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quadjoint.cde.layer import MatrixMLP, NeuralCDE
 from quadjoint.ode import odeint, solve
 from quadjoint.solution import Solution
 
-__all__ = ["MLP", "Augment", "ConvDynamics", "Downsampling", "NeuralODE", "SecondOrder", "TimeMLP"]
+__all__ = [
+    "MLP",
+    "Augment",
+    "ConvDynamics",
+    "Downsampling",
+    "MatrixMLP",
+    "NeuralCDE",
+    "NeuralODE",
+    "SecondOrder",
+    "TimeMLP",
+]
 
 
 class MLP(nn.Sequential):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from quadjoint.cde.paths import PiecewisePath, align_times
+from quadjoint.cde.paths import PiecewisePath
+from quadjoint.cde.splines import align_times
 from quadjoint.errors import warn_once
 from quadjoint.gradient import Gradient
 from quadjoint.gradient.first import Only
@@ -153,7 +155,7 @@ def cdeint(
         method=method,
         rtol=rtol,
         atol=atol,
-        options=solver_options(X, method, options, interp="linear" if shared else None),
+        options=solver_options(X, method, options, rtol=rtol, interp="linear" if shared else None),
         gradient=gradient or _gradient(method, adjoint),
         params=None if adjoint_params is None else Only(adjoint_params),
     )
@@ -167,15 +169,25 @@ def _gradient(method: str, adjoint: bool) -> str:
 
 
 def solver_options(
-    X: Any, method: str, options: dict[str, Any] | None, *, interp: str | None = None
+    X: Any, method: str, options: dict[str, Any] | None, *, rtol: Any, interp: str | None = None
 ) -> dict[str, Any] | None:
-    """Options of a solve along X: with its kinks, and ``interp`` between the steps of a fixed grid."""
+    """Options of a solve along X: steps end at its kinks, and where it bends too sharply for steps across.
+
+    ``interp`` is for states between the points of a fixed grid.
+    """
     if method not in METHODS or method == "scipy_solver" or not isinstance(options, dict | None):
         return options
     options, known = dict(options or {}), known_options(method)
-    kinks = getattr(X, "kinks", None)
-    if kinks is not None and "jump_t" in known:
-        options.setdefault("jump_t", kinks)
+    if "jump_t" in known and not {"jump_t", "step_t"} & {*options}:
+        kinks, bends = getattr(X, "kinks", None), None
+        if "step_t" in known and isinstance(X, PiecewisePath):
+            bends = X.bends(float(torch.as_tensor(rtol).min()))
+        if kinks is not None and kinks.ndim == 2 and bends is not None:
+            kinks, bends = torch.cat([kinks, bends], dim=1), None
+        if kinks is not None:
+            options["jump_t"] = kinks
+        if bends is not None:
+            options["step_t"] = bends
     if interp is not None and "grid_constructor" in known:
         options.setdefault("interp", interp)
     return options

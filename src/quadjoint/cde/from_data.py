@@ -8,13 +8,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from quadjoint.cde.coefficients import (
+from quadjoint.cde.missing import check_path
+from quadjoint.cde.path_coefficients import (
     hermite_cubic_coefficients_with_backward_differences,
     linear_interpolation_coeffs,
     natural_cubic_coeffs,
 )
-from quadjoint.cde.missing import check_path
-from quadjoint.cde.paths import CubicSpline, LinearInterpolation, PiecewisePath
+from quadjoint.cde.paths import PiecewisePath
+from quadjoint.cde.splines import CubicSpline, LinearInterpolation
 from quadjoint.errors import nearest
 
 Kind = Literal["hermite", "natural", "linear", "rectilinear"]

@@ -132,7 +132,7 @@ def _extend(x: Tensor, padded: Tensor | None, *, everywhere: bool) -> Tensor:
     first, last = (index.transpose(-1, -2) for index in (first, last))  # shapes: (..., C, 1)
     index = torch.arange(x.shape[-1], device=x.device)
     end = x.shape[-1] - 1 if padded is None else (~padded).sum(-1, keepdim=True) - 1
-    early = (index < first) & (everywhere | (index == 0))
+    early = (index < first) & (index <= end) & (everywhere | (index == 0))
     late = (index > last) & (index <= end) & (everywhere | (index == end))
     known = torch.where(x.isnan(), 0.0, x)
     start, stop = known.gather(-1, first.clamp(max=x.shape[-1] - 1)), known.gather(-1, last.clamp(min=0))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quadjoint.cde.paths import PiecewisePath
-from quadjoint.cde.splines import align_times
+from quadjoint.cde.splines import TupleControl, align_times
 from quadjoint.errors import warn_once
 from quadjoint.gradient import Gradient
 from quadjoint.gradient.first import Only
@@ -180,7 +180,7 @@ def solver_options(
     options, known = dict(options or {}), known_options(method)
     if "jump_t" in known and not {"jump_t", "step_t"} & {*options}:
         kinks, bends = getattr(X, "kinks", None), None
-        if "step_t" in known and isinstance(X, PiecewisePath):
+        if "step_t" in known and isinstance(X, PiecewisePath | TupleControl):
             bends = X.bends(float(torch.as_tensor(rtol).min()))
         if kinks is not None and kinks.ndim == 2 and bends is not None:
             kinks, bends = torch.cat([kinks, bends], dim=1), None

@@ -129,6 +129,12 @@ class TupleControl(nn.Module):
         found = [kinks for control in self.controls if (kinks := getattr(control, "kinks", None)) is not None]
         return torch.cat(found, dim=-1) if found else None
 
+    def bends(self, rtol: float) -> Tensor | None:
+        """Where one of the controls bends too sharply for steps across."""
+        found = [c.bends(rtol) for c in self.controls if isinstance(c, PiecewisePath)]
+        bends = [part for part in found if part is not None]
+        return torch.cat(bends, dim=-1) if bends else None
+
     def evaluate(self, t: Tensor) -> tuple[Any, ...]:
         return tuple(control.evaluate(t) for control in self.controls)  # type: ignore[operator]
 

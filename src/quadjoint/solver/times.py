@@ -184,7 +184,7 @@ def _breakpoints(t: Tensor, jump_t: Any) -> Tensor:
             f"options['jump_t'] must have shape (J,), or (B, J) for a batch of B = {len(times)} samples with times of "
             f"their own; got {tuple(jumps.shape)}."
         )
-    jumps = jumps.reshape(-1, jumps.shape[-1] if jumps.ndim else 1).expand(len(times), -1)
+    jumps = jumps if jumps.ndim == 2 else jumps.reshape(1, jumps.numel()).expand(len(times), -1)
     sign = torch.where(end >= start, 1.0, -1.0)
     inside = (sign * jumps > sign * start) & (sign * jumps < sign * end)  # NaN, which pads rows, is not inside
     ordered = sign * torch.where(inside, sign * jumps, sign * end).sort(dim=1).values

@@ -7,7 +7,6 @@ second each sample stands still before its first and after its last knot.
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -49,14 +48,16 @@ class PiecewisePath(InterpolationBase):
     """A polynomial in t - t_k on every piece: ``values`` at the knots t_k, and ``rates`` of the derivative.
 
     Both have the pieces first, for times per sample those of all samples one after another, so that the pieces at some
-    times are rows of a table, and a stack of times under ``torch.func.vmap`` is one look-up.
+    times are rows of a table, and a stack of times under ``torch.func.vmap`` is one look-up. The pieces of a sample are
+    then between two more, on which it stands still.
     """
 
     _t: Tensor
-    _values: Tensor  # shape: (pieces, *batch, channels), or (B * pieces, channels)
-    _rates: Tensor  # shape: (pieces, *batch, n, channels), or (B * pieces, n, channels)
-    _inner: Tensor  # knots between two pieces
     _knots: Tensor  # with padding filled
+    _values: Tensor  # shape: (pieces, *batch, channels), or (B * (pieces + 2), channels)
+    _rates: Tensor  # shape: (pieces, *batch, n, channels), or (B * (pieces + 2), n, channels)
+    _edges: Tensor  # between two pieces, shape: (pieces - 1,) or (B, pieces + 1)
+    _starts: Tensor  # of pieces, shape: (pieces,) or (B * (pieces + 2),)
 
     def __init__(self, values: Tensor, rates: Tensor, t: Tensor | None) -> None:
         """``values`` of shape (..., pieces, channels) and ``rates`` of shape (..., pieces, n, channels)."""
@@ -68,14 +69,23 @@ class PiecewisePath(InterpolationBase):
             t = t.to(values.device, values.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t
             check_times(t, pieces + 1, batch=self.batch)
         self.per_sample = t.ndim == 2
-        filled = fill_end(t)
+        knots = fill_end(t)
+        self.register_buffer("_t", t, persistent=False)
+        self.register_buffer("_knots", knots, persistent=False)
         if self.per_sample:
-            values, rates = values.flatten(0, 1), rates.flatten(0, 1)
+            u = knots.diff(dim=1)[:, -1:, None]
+            last = values[:, -1:] + u * _integral(rates[:, -1:], u)
+            values = torch.cat([values[:, :1], values, last], dim=1).flatten(0, 1)
+            rates = torch.nn.functional.pad(rates, (0, 0, 0, 0, 1, 1)).flatten(0, 1)
+            before = torch.nextafter(knots[:, :1].detach(), torch.full_like(knots[:, :1], -torch.inf))
+            edges = torch.cat([before, knots[:, 1:].detach()], dim=1)
+            starts = torch.cat([knots[:, :1], knots], dim=1).flatten()
         else:
             values, rates = values.movedim(-2, 0), rates.movedim(-3, 0)
-        tensors = (t, values.contiguous(), rates.contiguous(), filled[..., 1:-1].contiguous(), filled)
-        for name, tensor in zip(("_t", "_values", "_rates", "_inner", "_knots"), tensors, strict=True):
-            self.register_buffer(name, tensor, persistent=False)
+            edges, starts = knots[1:-1].detach(), knots[:-1]
+        tensors = (values, rates, edges, starts)
+        for name, tensor in zip(("_values", "_rates", "_edges", "_starts"), tensors, strict=True):
+            self.register_buffer(name, tensor.contiguous(), persistent=False)
 
     @property
     def grid_points(self) -> Tensor:
@@ -84,6 +94,11 @@ class PiecewisePath(InterpolationBase):
     @property
     def interval(self) -> Tensor:
         return self._knots[..., [0, -1]]
+
+    @property
+    def lengths(self) -> Tensor:
+        """Of the pieces, shape (pieces,) or (B, pieces); padding has none."""
+        return self._knots.diff(dim=-1)
 
     @property
     def channels(self) -> int:
@@ -96,21 +111,18 @@ class PiecewisePath(InterpolationBase):
     def evaluate(self, t: Tensor) -> Tensor:
         """X(t), shape (..., *t.shape, channels); for times per sample t is a number or (B, n), a row a sample."""
         t = self._times(t)
-        index, u = _locate(t, self._inner, self._knots, batch=self.batch)
-        rates = self._rates[index]
-        out = rates[..., -1, :] / rates.shape[-2]
-        for n in range(rates.shape[-2] - 1, 0, -1):
-            out = rates[..., n - 1, :] / n + u * out
-        return _arrange(t, self._values[index] + u * out, per_sample=self.per_sample)
+        index = _locate(t, self._edges)
+        u = _distance(t, index, self._starts, trailing=self._values.ndim - 1)
+        out = self._values[index] + u * _integral(self._rates[index], u)
+        return _arrange(t, out, per_sample=self.per_sample)
 
     def derivative(self, t: Tensor) -> Tensor:
         """dX/dt, shaped as `evaluate` has it. At a kink it is that of the piece before."""
-        return _derivative(self._times(t), self._rates, self._inner, self._knots, batch=self.batch)
+        return _derivative(self._times(t), self._rates, self._edges, self._starts)
 
     def derivative_parts(self) -> tuple[Any, Callable[..., Tensor], tuple[Tensor, ...]]:
         """What tells paths apart, `derivative` as a function of t and tensors, and these, for a compiled graph."""
-        derivative = functools.partial(_derivative, batch=self.batch)
-        return (self.per_sample, self.batch), derivative, (self._rates, self._inner, self._knots)
+        return ("path", self.per_sample), _derivative, (self._rates, self._edges, self._starts)
 
     def bends(self, rtol: float) -> Tensor | None:
         """Knots at which a path with a continuous derivative bends too sharply for steps across them, if any."""
@@ -124,7 +136,7 @@ class PiecewisePath(InterpolationBase):
             raise ValueError(
                 f"Times per sample need a batch with one dimension; this path has a batch of shape {tuple(self.batch)}."
             )
-        values, rates = self._values.transpose(0, 1), self._rates.transpose(0, 1)
+        values, rates = (table.transpose(0, 1) for table in (self._values, self._rates))
         out = PiecewisePath.__new__(type(self))
         PiecewisePath.__init__(out, values, rates, self._t.expand(*self.batch, -1))
         return out
@@ -143,35 +155,45 @@ class PiecewisePath(InterpolationBase):
         return f"batch={tuple(self.batch)}, knots={self._t.shape[-1]}, channels={self.channels}{own}"
 
 
-def _locate(t: Tensor, inner: Tensor, knots: Tensor, *, batch: torch.Size) -> tuple[Tensor, Tensor]:
-    """In which rows of the tables the times lie, and how far from the starts of the pieces.
+def _locate(t: Tensor, edges: Tensor) -> Tensor:
+    """In which rows of the tables the times lie; a knot belongs to the piece before it.
 
-    A knot belongs to the piece before it. No value of t decides what is computed, so that vmap can stack times.
+    No value of t decides what is computed, so that vmap can stack times.
     """
-    if knots.ndim == 1:
-        index = torch.bucketize(t.detach(), inner)
-        u = t - knots[index]
-        return index, u.reshape(*t.shape, *(1,) * (len(batch) + 1))
-    t = torch.clamp(t, knots[:, :1], knots[:, -1:])  # shape: (B, n)
-    if t.shape[1] == 1:
-        index = (t.detach() > inner).sum(dim=1, keepdim=True)
+    t = t.detach()
+    if edges.ndim == 1:
+        return torch.bucketize(t, edges)
+    if t.shape[-1:] in ((), (1,)):
+        index = (t > edges).sum(dim=1, keepdim=True)  # shape: (B, 1)
     else:
-        index = torch.searchsorted(inner, t.detach().contiguous())
-    u = t - knots.gather(1, index)
-    rows = torch.arange(len(knots), device=t.device).unsqueeze(1)
-    return index + (knots.shape[1] - 1) * rows, u.unsqueeze(-1)
+        index = torch.searchsorted(edges, t.expand(len(edges), -1).contiguous())
+    count = edges.shape[1] + 1
+    return index + torch.arange(0, count * len(edges), count, device=t.device).unsqueeze(1)
 
 
-def _derivative(t: Tensor, rates: Tensor, inner: Tensor, knots: Tensor, *, batch: torch.Size) -> Tensor:
-    index, u = _locate(t, inner, knots, batch=batch)
+def _distance(t: Tensor, index: Tensor, starts: Tensor, *, trailing: int) -> Tensor:
+    """From the starts of the pieces, with as many dimensions more as values in the tables have."""
+    u = t - starts[index]
+    return u.reshape(*u.shape, *(1,) * trailing)
+
+
+def _integral(rates: Tensor, u: Tensor) -> Tensor:
+    """The mean of a derivative with coefficients ``rates`` over a length u."""
+    out = rates[..., -1, :] / rates.shape[-2]
+    for n in range(rates.shape[-2] - 1, 0, -1):
+        out = rates[..., n - 1, :] / n + u * out
+    return out
+
+
+def _derivative(t: Tensor, rates: Tensor, edges: Tensor, starts: Tensor) -> Tensor:
+    index = _locate(t, edges)
     pieces = rates[index]
     out = pieces[..., -1, :]
-    for n in range(pieces.shape[-2] - 1, 0, -1):
-        out = pieces[..., n - 1, :] + u * out
-    if knots.ndim == 2:
-        inside = (t >= knots[:, :1]) & (t <= knots[:, -1:])
-        out = out * inside.unsqueeze(-1)
-    return _arrange(t, out, per_sample=knots.ndim == 2)
+    if pieces.shape[-2] > 1:
+        u = _distance(t, index, starts, trailing=rates.ndim - 2)
+        for n in range(pieces.shape[-2] - 1, 0, -1):
+            out = pieces[..., n - 1, :] + u * out
+    return _arrange(t, out, per_sample=edges.ndim == 2)
 
 
 def _arrange(t: Tensor, out: Tensor, *, per_sample: bool) -> Tensor:

@@ -75,8 +75,10 @@ class CubicSpline(PiecewisePath):
         end at the knot.
         """
         with torch.no_grad():
-            lengths = self._knots.diff(dim=-1).reshape(-1, self._knots.shape[-1] - 1)  # shape: (B or 1, pieces)
-            rates = self._rates.reshape(*lengths.shape, -1, 3, self.channels)
+            lengths = self.lengths.reshape(-1, self._knots.shape[-1] - 1)  # shape: (B or 1, pieces)
+            rates = self._rates.reshape(len(lengths), -1, *self._rates.shape[1:])
+            rates = rates[:, 1:-1] if self.per_sample else rates
+            rates = rates.reshape(*lengths.shape, -1, 3, self.channels)
             _, two_c, three_d = rates.unbind(-2)  # shape: (B or 1, pieces, samples, channels)
             second = two_c[:, 1:] - two_c[:, :-1] - 2 * lengths[:, :-1, None, None] * three_d[:, :-1]
             third = 2 * three_d.diff(dim=1)
@@ -85,7 +87,8 @@ class CubicSpline(PiecewisePath):
             sharp = (size[0] > SHARP[0] * rtol) | (size[1] > SHARP[1] * rtol)
             if not bool(sharp.any()):
                 return None
-            return torch.where(sharp, self._inner, torch.nan) if self.per_sample else self._inner[sharp[0]]
+            inner = self._knots[..., 1:-1]
+            return torch.where(sharp, inner, torch.nan) if self.per_sample else inner[sharp[0]]
 
 
 def _check_coefficients(coeffs: Any, parts: int, *, pieces: int) -> None:

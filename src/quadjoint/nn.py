@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quadjoint.cde.layer import MatrixMLP, NeuralCDE
 from quadjoint.ode import odeint, solve
 from quadjoint.solution import Solution
 from quadjoint.solver.spec import Method
 from quadjoint.solver.structure import map_leaves
 
-__all__ = ["MLP", "Augment", "NeuralODE", "SecondOrder", "TimeMLP"]
+__all__ = ["MLP", "Augment", "MatrixMLP", "NeuralCDE", "NeuralODE", "SecondOrder", "TimeMLP"]
 
 
 class MLP(nn.Sequential):

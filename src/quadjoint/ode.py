@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.arrange import Arranged, arrange, check_input
+from quadjoint.arrange import Arranged, arrange
 from quadjoint.autograd import private
 from quadjoint.autograd.captured import Snapshot
 from quadjoint.errors import SolveError
@@ -79,7 +79,6 @@ def odeint(
     True
     """
     how = resolve(gradient)
-    check_input(f, y0, t, options=options)
     arranged = arrange(
         f,
         y0,
@@ -124,7 +123,6 @@ def solve(
     0
     """
     how = resolve(gradient)
-    check_input(f, y0, t, options=options)
     arranged = arrange(
         f,
         y0,
@@ -166,10 +164,13 @@ class _Solved:
 def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -> _Solved:
     """Choose how to differentiate, and solve."""
     spec, y, t = arranged.spec, arranged.y0, arranged.t
-    task = Task(spec, (), Snapshot(spec.f.f, y.device), Stats(), complete=isinstance(params, Only))
+    transformed = private.is_transformed()
+    complete = isinstance(params, Only) and not transformed
+    # Nothing will be differentiated in a solve without grad, unless its continuous solution is.
+    held = spec.f.f if torch.is_grad_enabled() or spec.dense else None
+    task = Task(spec, (), Snapshot(held, y.device), Stats(), complete=complete)
     random = RandomnessCheck(y.device)
     try:
-        transformed = private.is_transformed()
         first = None if transformed else _first(task, y, params)
         wanted = first is not None and (y.requires_grad or t.requires_grad or bool(first.params))
         if first is not None and wanted:
@@ -235,10 +236,11 @@ def _transformable(how: Gradient, task: Task) -> Gradient:
             f"gradient={how.name!r} cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "
             "derivatives, which differentiate the operations of the solve: use gradient='direct' (or 'auto') there."
         )
-    if task.spec.solver.method == "scipy_solver":
+    solver = task.spec.solver
+    if not solver.stepper.transformable:
         raise ValueError(
-            "method='scipy_solver' cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "
-            "derivatives: SciPy's operations are not torch's. Use a method of quadjoint, such as 'dopri5'."
+            f"method={solver.name!r} cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "
+            "derivatives: its steps are not made of torch's operations alone. Use an explicit method, such as 'dopri5'."
         )
     task.stats.method, task.stats.reason = "direct", "direct: torch.func or forward mode differentiates the solve"
     return Direct()

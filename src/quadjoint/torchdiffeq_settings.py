@@ -61,7 +61,7 @@ def _known_options(method: str, options: dict[str, Any]) -> dict[str, Any]:
     if method == "scipy_solver":
         known = {*options} - anywhere | {"solver", "min_step", "max_step", "max_num_steps"}
     else:
-        known = known_options(method)
+        known = known_options(method) - (set() if _is_adaptive(method) else {"jump_t"})  # as in torchdiffeq
     ignored = sorted({*options} - known)
     if ignored:
         misspelt = [name for name in ignored if name not in anywhere]

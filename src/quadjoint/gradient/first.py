@@ -102,9 +102,9 @@ class StartedDynamics:
 def _first_nudge(spec: Spec) -> int:
     """On which side of the initial time the solve evaluates f first."""
     first, last = spec.make_observer().interval
-    control, settings = spec.solver.make_control(), spec.solver.settings
-    beside = control.perturb or (first in settings.jump_t and settings.first_step is not None)
-    return (1 if last > first else -1) if beside else 0
+    if spec.solver.make_control().perturb:
+        return 1 if last > first else -1
+    return spec.solver.settings.first_nudge(first, last)
 
 
 def _parameters(

@@ -32,6 +32,10 @@ class StepSettings:
     jump_t: tuple[float, ...] = ()
     controller: Controller = CONTROLLERS["i"]
 
+    def first_nudge(self, t0: float, t_end: float) -> int:
+        """On which side of the initial time f is evaluated first: past it, if f is discontinuous there."""
+        return (1 if t_end > t0 else -1) if t0 in self.jump_t else 0
+
     def error_ratio(self, step: Step) -> float:
         """Size of the error estimate in units of the tolerance; the one host synchronisation of a step."""
         if step.ratio is not None:  # computed with the step
@@ -63,7 +67,7 @@ class AdaptiveControl:
         if self.settings.first_step is not None:
             self.h = abs(self.settings.first_step)
             return None
-        f0 = f(t0, y0)
+        f0 = f(t0, y0, self.settings.first_nudge(t0, t_end))
         with torch.no_grad():
             searched = self._search(f, t0, y0.detach(), f0.detach(), t_end)
         # If nothing moves, the search finds lengths that vanish beside a large time.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,15 @@ from quadjoint.errors import warn_once
 from quadjoint.solver.protocols import Time
 from quadjoint.solver.state import Layout
 
-TimeMap = Callable[[Tensor], tuple[Tensor, Tensor]]  # s to (t, dt/ds), both shaped to broadcast against the state
+
+class TimeMap(Protocol):
+    """A time that the samples of a batch share, as each sample's own."""
+
+    def __call__(self, s: Tensor) -> tuple[Tensor, Tensor]:
+        """s to (t, dt/ds), both shaped to broadcast against the state."""
+
+    def parts(self) -> tuple[Callable[..., tuple[Tensor, Tensor]], tuple[Tensor, ...]]:
+        """The map as a function of s and of tensors."""
 
 
 _IN_PLACE = "f changed its input y in place; return a new tensor instead (for example y * 2, not y.mul_(2))."

@@ -102,6 +102,7 @@ class Stepper(Protocol):
     adaptive: bool = False  # its steps estimate their error
     free: bool = False  # it chooses and judges the lengths of its steps itself
     recordable: bool = True  # autograd can record its steps
+    transformable: bool = True  # its steps are made of torch's own operations, which torch.func differentiates and maps
     transposable: bool = False  # its steps are Runge-Kutta steps, which "discrete" transposes
     clocked: bool = False  # its steps can be differentiated in their ends
     keeps_inputs: bool = False  # its steps hold the inputs of their stages

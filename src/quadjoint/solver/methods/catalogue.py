@@ -114,10 +114,10 @@ def make_solver(method: Method, options: dict[str, Any], problem: InitialValue, 
         if isinstance(rtol, float) and isinstance(atol, float) and rtol == atol == 0.0:
             raise ValueError("rtol and atol must not both be zero.")
         return Solver(method, stepper, partial(AdaptiveControl, settings, stepper.estimate_order), settings)
-    points = make_grid(options, problem)
+    points = make_grid(options, problem, jump_t=settings.jump_t)
     grid = points.detach().to("cpu", torch.float64).tolist()
     tracked = points if private.is_differentiated(points) and stepper.clocked else None
-    perturb = bool(options.get("perturb", False))
+    perturb = bool(options.get("perturb", bool(settings.jump_t)))
     limit = settings.max_num_steps if "max_num_steps" in options else 2**31 - 1
     control = partial(GridControl, grid, tracked, perturb=perturb, max_num_steps=limit)
     return Solver(method, stepper, control, settings, grid, tracked)
@@ -197,7 +197,7 @@ def known_options(method: Method) -> set[str]:
         if isinstance(stepper, ImplicitRungeKutta):
             return _COMMON | _IMPLICIT | _FIXED | (_ADAPTIVE if stepper.adaptive else set())
         own = {"interp"} if refinable(stepper.tableau) else set()
-        return _COMMON | own | (_ADAPTIVE if stepper.adaptive else _FIXED)
+        return _COMMON | own | (_ADAPTIVE if stepper.adaptive else _FIXED | {"jump_t"})
     if isinstance(method, Stepper):
         lengths = {"step_size"} | _ADAPTIVE if method.adaptive else _FIXED - {"interp"}
         return _COMMON if method.free else _COMMON | lengths

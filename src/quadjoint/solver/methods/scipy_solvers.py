@@ -44,7 +44,7 @@ class Scipy(Stepper):
     """Steps of SciPy's solvers (``solve_ivp`` methods, also implicit ones), each chosen and accepted by SciPy."""
 
     free = True
-    recordable = False
+    recordable = transformable = False
 
     def __init__(self, solver: str, *, rtol: Any, atol: Any, **options: Any) -> None:
         try:

@@ -13,7 +13,8 @@ from torch import Tensor
 from quadjoint.gradient.base import Task
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.discrete.checkpoints import StepRecord
-from quadjoint.solver.methods.runge_kutta import RungeKutta, stage_nudge, stage_time
+from quadjoint.solver.methods.runge_kutta import RungeKutta
+from quadjoint.solver.methods.sums import stage_nudge, stage_time
 
 
 class StepTransposer:

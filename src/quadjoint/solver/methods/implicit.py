@@ -12,9 +12,10 @@ from torch import Tensor
 
 from quadjoint.solver.methods.newton import NewtonSettings
 from quadjoint.solver.methods.recorded_stages import StageSystem, correct
-from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep, combine
+from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep
 from quadjoint.solver.methods.stage_solve import Block, Memory, Solved, StageSolver, blocks_of, slopes_of
 from quadjoint.solver.methods.stages import StageMatrix
+from quadjoint.solver.methods.sums import combine
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Clock, Nudge, Time, VectorField
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from quadjoint.errors import SolveError
 from quadjoint.solver.methods.jacobian import Jacobian, Samples
 from quadjoint.solver.methods.newton import Found, NewtonSettings, Yardstick, iterate
-from quadjoint.solver.methods.runge_kutta import combine, nonzero, stage_nudge, stage_time
 from quadjoint.solver.methods.stages import Factors, StageMatrix
+from quadjoint.solver.methods.sums import combine, nonzero, stage_nudge, stage_time
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Nudge, Time, VectorField
 

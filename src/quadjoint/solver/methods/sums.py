@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quadjoint.autograd import private
 from quadjoint.solver.protocols import Nudge, Time
 
 Stages = Sequence[Tensor] | dict[int, Tensor]

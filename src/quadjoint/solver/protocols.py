@@ -143,9 +143,7 @@ class Stepper(Protocol):
 class Controller(Protocol):
     """Turns the errors of steps into the factor by which the step size changes. It has no state of its own."""
 
-    def factor(
-        self, ratio: float, history: tuple[float, float], *, order: int, safety: float, growth: float
-    ) -> float:
+    def factor(self, ratio: float, history: tuple[float, float], *, order: int, safety: float, growth: float) -> float:
         """The factor, which is then kept between ``dfactor`` and ``ifactor``.
 
         ``ratio`` is the error of the step just made in units of the tolerance (at most one if it was accepted),

@@ -70,7 +70,9 @@ class Solver:
     def with_settings(self, **changes: Any) -> Solver:
         """The same adaptive solver with other settings."""
         settings = replace(self.settings, **changes)
-        return replace(self, settings=settings, make_control=lambda: AdaptiveControl(settings, self.stepper.estimate_order))
+        return replace(
+            self, settings=settings, make_control=lambda: AdaptiveControl(settings, self.stepper.estimate_order)
+        )
 
 
 @dataclass(frozen=True)

@@ -113,9 +113,7 @@ class ImplicitSweep:
         jacobian = jacobian.reshape(*points, d)
         observed = torch.stack([samples.rows_of(x.view(samples.shape)) for r in records for x in self._observed(r)])
         lengths = torch.tensor([r.t1 - r.t0 for r in records], dtype=jacobian.dtype, device=jacobian.device)
-        maps = StepMaps(
-            self.tableau, lengths.reshape(-1, 1, 1, 1), jacobian, observed.reshape(steps, n + 1, rows, d)
-        )
+        maps = StepMaps(self.tableau, lengths.reshape(-1, 1, 1, 1), jacobian, observed.reshape(steps, n + 1, rows, d))
         a, carried = (
             torch.zeros_like(observed[0]) if x is None else samples.rows_of(x.view(samples.shape))
             for x in (self.a, self.carried)
@@ -158,9 +156,7 @@ class ImplicitSweep:
             self._transpose(record, lam, range(first, last), matrix, h)
         self.a, self.carried = lam[n], lam[0] if record.shared else None
 
-    def _transpose(
-        self, record: StepRecord, lam: Tensor, stages: range, matrix: StageMatrix | None, h: float
-    ) -> None:
+    def _transpose(self, record: StepRecord, lam: Tensor, stages: range, matrix: StageMatrix | None, h: float) -> None:
         """The stages of one block: their lambdas, what these add to earlier ones and to a0, and the parameters'."""
         inputs, shape = record.filled(), self.task.f.shape
         graphs = [self.products.record(self.transposer.stage_time(record, i), inputs[i]) for i in stages]

@@ -29,7 +29,6 @@ from quadjoint.solver.spec import InitialValue, Method, Solver
 from quadjoint.solver.state import Layout
 
 
-
 def _of_tableau(tableau: ButcherTableau) -> RungeKutta:
     return RungeKutta(tableau) if tableau.explicit else ImplicitRungeKutta(tableau)
 

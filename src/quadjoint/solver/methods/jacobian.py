@@ -77,7 +77,15 @@ def linearize(f: VectorField, t: Time, y: Tensor, nudge: int = 0) -> Graph:
 
     with torch.inference_mode(False):
         x = y.detach().clone() if y.is_inference() else y.detach()
-        return record(real, t, torch.view_as_real(x.resolve_conj()) if y.is_complex() else x)
+        try:
+            return record(real, t, torch.view_as_real(x.resolve_conj()) if y.is_complex() else x)
+        except RuntimeError as error:
+            if "requires grad" not in str(error):
+                raise
+            raise SolveError(
+                f"Implicit methods differentiate f in y, which autograd refuses here: {error}. Write f in torch's "
+                "operations, or give its derivative as options['jacobian']."
+            ) from error
 
 
 def transposed_products(graph: Graph, a: Tensor) -> Tensor:
@@ -99,9 +107,7 @@ def transposed_products(graph: Graph, a: Tensor) -> Tensor:
     return torch.stack([torch.zeros_like(a[0]) if x is None else x for x in rows])
 
 
-def row_jacobians(
-    products: Products, samples: Samples, like: Tensor, *, probed: bool = True
-) -> tuple[Tensor, Tensor]:
+def row_jacobians(products: Products, samples: Samples, like: Tensor, *, probed: bool = True) -> tuple[Tensor, Tensor]:
     """d out[r, j] / d y[r, i] by d products, shape (rows, d, d), and how wrong it is that rows are independent.
 
     One product more gives every row weights of its own; what a row takes from another is then weighted otherwise than

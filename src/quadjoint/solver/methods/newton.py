@@ -45,7 +45,6 @@ class NewtonSettings:
         rtol = 0.0 if self.rtol is None else float(self.rtol.min()) if isinstance(self.rtol, Tensor) else self.rtol
         return max(min(0.03, math.sqrt(rtol)), 1e-4)
 
-
     def slack(self, eps: float) -> tuple[float, float]:
         """Relative and absolute difference of two solutions of the same equations, with room."""
         if self.rtol is None or self.atol is None:

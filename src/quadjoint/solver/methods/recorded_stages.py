@@ -83,9 +83,7 @@ class StageSystem:
             return z - torch.matmul(self.matrix.constant("a", z), moved) * self.h
 
         precondition = None if factors is None else lambda x: _lu_solve(factors, x, adjoint=False)
-        found = gmres(
-            apply, r, target=10 * eps * size, dimension=DIMENSION, restarts=SPACES, precondition=precondition
-        )
+        found = gmres(apply, r, target=10 * eps * size, dimension=DIMENSION, restarts=SPACES, precondition=precondition)
         return self._checked(found.x, found.residual, size, eps)
 
     def _real(self, i: int) -> tuple[Tensor, Tensor]:
@@ -98,7 +96,8 @@ class StageSystem:
         if not residual <= max(1e-9, 1e3 * eps) * size:
             raise SolveError(
                 "The transposed equations of an implicit step could not be solved by products: they are left with a "
-                f"relative residual of {residual / size:.1e}. Use gradient='gq', or options={{'linear_solver': 'dense'}}."
+                f"relative residual of {residual / size:.1e}. Use gradient='gq', or options={{'linear_solver': "
+                "'dense'}."
             )
         return x
 

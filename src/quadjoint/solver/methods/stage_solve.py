@@ -7,7 +7,6 @@ iteration has left by h |df/dy|.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 

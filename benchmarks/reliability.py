@@ -228,17 +228,11 @@ def sections(page: str) -> dict[str, str]:
 
 
 def folded(section: str) -> str:
-    """The section with its table behind a click."""
-    table = re.compile(r"((?:^\|.*\n?)+)", re.MULTILINE)
-    return table.sub(
-        lambda found: f'<details markdown="1"><summary>Table</summary>\n\n{found[1]}\n</details>\n', section
-    )
-
-
-def unfolded(section: str) -> str:
-    return re.sub(
-        r'<details markdown="1"><summary>Table</summary>\n\n(.*?)\n</details>\n', r"\1", section, flags=re.DOTALL
-    )
+    """The section with its table behind a click; one that an earlier run has folded stays as it is."""
+    if "<details" in section:
+        return section
+    shown = r'<details markdown="1"><summary>Table</summary>\n\n\1\n</details>\n'
+    return re.sub(r"((?:^\|.*\n?)+)", shown, section, flags=re.MULTILINE)
 
 
 def summary(kept: dict[str, str]) -> str:
@@ -289,8 +283,7 @@ def main() -> None:
     if unknown := set(args.only or ()) - makers.keys():
         parser.error(f"no section {', '.join(unknown)}; there are {', '.join(makers)}")
     torch.set_num_threads(1)
-    before = sections(args.out.read_text()) if args.only and args.out.exists() else {}
-    kept = {title: unfolded(text) for title, text in before.items()}
+    kept = sections(args.out.read_text()) if args.only and args.out.exists() else {}
     for title, make in makers.items():
         if args.only is None or title in args.only:
             kept[title] = "\n".join([*make(), "", f"Measured on top of commit {commit()}."])

@@ -117,7 +117,8 @@ def _tableau(tableau: Any) -> Sequence[str]:
         stages += f" + {tableau.extra_stages} inside"
     adaptive = "yes" if tableau.b_error is not None else ""
     implicit = "yes" if np.triu(tableau.a).any() else ""
-    return str(tableau.order), stages, adaptive, implicit, str(tableau.dense_order), tableau.reference
+    source = "; ".join(part.strip() for part in re.findall(r"([^;]*?\(\d{4}\))", tableau.reference))
+    return str(tableau.order), stages, adaptive, implicit, str(tableau.dense_order), source
 
 
 def arguments_table() -> str:

@@ -18,6 +18,7 @@ from quadjoint.solver.state import Layout, State
 from quadjoint.solver.structure import Structure
 
 _NO_LIMIT = 2**31 - 1
+_FIXED_HERE = ("trbdf2", "radauIIA5")  # torchdiffeq takes fixed steps of these; here they have an error estimate
 _CALLBACKS = ("callback_step", "callback_accept_step", "callback_reject_step")
 
 
@@ -36,6 +37,8 @@ def options_of(
         options["max_num_steps"] = options.get("max_num_steps", _NO_LIMIT) * intervals
         return options
     options.setdefault("interp", "linear")
+    if method in _FIXED_HERE and options.get("step_size") is None and options.get("grid_constructor") is None:
+        options["grid_constructor"] = lambda f, y, times: times
     construct = options.get("grid_constructor")
     if construct is not None and not isinstance(y0, Tensor):
         options["grid_constructor"] = _on_flat_states(construct, Layout.of(y0))
@@ -50,6 +53,8 @@ def _on_flat_states(construct: Callable[..., Tensor], layout: Layout) -> Callabl
 
 
 def _is_adaptive(method: str) -> bool:
+    if method in _FIXED_HERE:
+        return False
     return method == "alf" or (method in RUNGE_KUTTA and RUNGE_KUTTA[method].adaptive)
 
 
@@ -61,7 +66,9 @@ def _known_options(method: str, options: dict[str, Any]) -> dict[str, Any]:
     if method == "scipy_solver":
         known = {*options} - anywhere | {"solver", "min_step", "max_step", "max_num_steps"}
     else:
-        known = known_options(method) - (set() if _is_adaptive(method) else {"jump_t"})  # as in torchdiffeq
+        known = known_options(method)
+        if not _is_adaptive(method):  # as in torchdiffeq
+            known = known - (known_options("dopri5") - known_options("rk4")) - {"jump_t"}
     ignored = sorted({*options} - known)
     if ignored:
         misspelt = [name for name in ignored if name not in anywhere]

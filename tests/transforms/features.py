@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.functional import jacobian
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vjp, vmap
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import quadjoint as qj
@@ -193,35 +188,6 @@ def reentrant_inside(gradient: str) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")  # while steps are searched
         checkpoint_inside(gradient, reentrant=True)
-
-
-def _train(rank: int, folder: str) -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    limit = datetime.timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2, timeout=limit)
-    found: dict[str, Any] = {}
-    for gradient in NAMES:
-        model = DistributedDataParallel(Model(gradient, **settings(gradient, fixed=True)))
-        for _ in range(2):
-            model.zero_grad()
-            model(Y0[rank::2]).square().mean().backward()
-        found[gradient] = [p.grad for p in model.parameters()]
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def train_together(folder: Path) -> list[dict[str, list[Tensor]]]:
-    """The gradients that two processes find together, each with half of the batch."""
-    mp.spawn(_train, (str(folder),), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
-
-
-def together(gradient: str, results: list[dict[str, list[Tensor]]]) -> None:
-    wanted = gradients(Model("direct", **settings(gradient, fixed=True)))
-    for rank in results:
-        assert_close(rank[gradient], wanted, within=1e-2 if gradient == "gq-paper" else within(gradient))
 
 
 FEATURES: dict[str, Callable[[str], None]] = {

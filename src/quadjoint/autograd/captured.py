@@ -105,7 +105,9 @@ class _Search:
         for m in found:
             for name, value in m.__dict__.items():
                 # Functions, lists of modules and other holders; the tables of torch hold neither.
-                if name not in private.TABLES and (callable(value) or (isinstance(value, dict | list | tuple) and value)):
+                if name not in private.TABLES and (
+                    callable(value) or (isinstance(value, dict | list | tuple) and value)
+                ):
                     self.visit(value)
 
     def _function(self, fn: types.FunctionType) -> None:

@@ -113,7 +113,7 @@ class AdaptiveControl:
             raise StepSizeUnderflowError(
                 f"The step size fell to {h:.3g} at t = {t:.9g}, below the resolution of time. The problem may be stiff "
                 "or discontinuous there, or its solution blow up: loosen rtol/atol, name discontinuities in "
-                "options['jump_t'], or try an implicit method (method='scipy_solver', options={'solver': 'LSODA'})."
+                "options['jump_t'], or, for a stiff problem, use an implicit method (method='kvaerno5')."
             )
         return t1, None
 

@@ -89,15 +89,15 @@ class DiscreteAdjoint(Gradient):
     def recorder(self, task: Task, first: First | None) -> _Memory:
         stages = self.keep == "stages" and self.max_states is None and task.spec.solver.stepper.keeps_inputs
         aliases = Aliases(task.params)
-        mode = self._mode(task, first)
+        implicit = isinstance(task.spec.solver.eager, ImplicitRungeKutta)  # whose products are stacked in any case
+        mode = "joint" if implicit else self._mode(task, first)
         if aliases and mode != "joint":
             mode = "joint"
             task.say("products are joint, as parameters have hooks")
-        elif self.mode == "auto":
+        elif self.mode == "auto" and not implicit:
             task.say(f"products are {mode}")
         deferred = DeferredLinear(task.params) if mode == "stacked" else None
         left = 0
-        implicit = isinstance(task.spec.solver.eager, ImplicitRungeKutta)  # evaluations of an iteration are not kept
         if stages and not implicit and not is_recorded_already() and task.spec.solver.points is None:
             size = None if first is None else first.activation_bytes
             left = 0 if size is None else self._allowance // max(1, size)

@@ -77,7 +77,15 @@ def linearize(f: VectorField, t: Time, y: Tensor, nudge: int = 0) -> Recording:
 
     with torch.inference_mode(False):
         x = y.detach().clone() if y.is_inference() else y.detach()
-        return record(real, t, torch.view_as_real(x.resolve_conj()) if y.is_complex() else x)
+        try:
+            return record(real, t, torch.view_as_real(x.resolve_conj()) if y.is_complex() else x)
+        except RuntimeError as error:
+            if "requires grad" not in str(error):
+                raise
+            raise SolveError(
+                f"Implicit methods differentiate f in y, which autograd refuses here: {error}. Write f in torch's "
+                "operations, or give its derivative as options['jacobian']."
+            ) from error
 
 
 def transposed_products(recording: Recording, a: Tensor) -> Tensor:

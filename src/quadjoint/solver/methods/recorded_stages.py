@@ -96,7 +96,8 @@ class StageSystem:
         if not residual <= max(1e-9, 1e3 * eps) * size:
             raise SolveError(
                 "The transposed equations of an implicit step could not be solved by products: they are left with a "
-                f"relative residual of {residual / size:.1e}. Use gradient='gq', or options={{'linear_solver': 'dense'}}."
+                f"relative residual of {residual / size:.1e}. Use gradient='gq', or options={{'linear_solver': "
+                "'dense'}."
             )
         return x
 

@@ -135,6 +135,11 @@ class ButcherTableau:
             raise ValueError(f"theta must have one dimension, got shape {points.shape}")
         return powers(points, self.dense.shape[1]) @ self.dense.T
 
+    def stability(self, z: complex) -> complex:
+        """R(z) of y1 = R(h lambda) y0 for y' = lambda y: 1 + z b^T (I - z a)^-1 (1, ..., 1)."""
+        matrix = np.eye(self.stages) - z * self.a
+        return complex(1.0 + z * (self.b @ np.linalg.solve(matrix, np.ones(self.stages))))
+
     def linear(self) -> ButcherTableau:
         """The same method with the straight line between y0 and y1: b_i(theta) = theta b_i."""
         return replace(

@@ -58,7 +58,7 @@ class Explanation:
             f"auto chooses {_title(self.choice)}: {self.reason}.",
             "",
             f"  state        {s.rows} x {s.features}, {_bytes(s.state_bytes)}",
-            f"  parameters   {s.parameters:,}, {_bytes(s.parameter_bytes)}",
+            f"  parameters   {s.parameter_count:,}, {_bytes(s.parameter_bytes)}",
             f"  activations  {_bytes(s.activation_bytes)} an evaluation",
             f"  forward      {s.evaluations} evaluations, {self.stats.accepted_steps} steps accepted, "
             f"{self.stats.rejected_steps} rejected",

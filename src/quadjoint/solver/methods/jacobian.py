@@ -227,7 +227,7 @@ class JacobianSource:
         """The Jacobian at another point of the same solve."""
         own = getattr(f, "own_jacobian", None)
         if own is not None:
-            return own(t, y, nudge)  # type: ignore[no-any-return]
+            return own(t, y, nudge)
         if self.given is not None:
             return self._given(f, t, y)[1]
         graph = linearize(f, t, y, nudge)

@@ -6,6 +6,7 @@ A stepper does not decide whether a step is good or how long the next one is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -144,14 +145,14 @@ class RungeKuttaStep:
         return s if self.method.tableau.first_extra_is_next and len(self.ks) > s else None
 
     @property
-    def carry(self) -> Tensor | None:
+    def carry(self) -> Any:
         """The first stage of the next step, where it is known already."""
         if self.nudge[1]:
             return None
         return self.following if self.next_index is None else self.ks[self.next_index]
 
     @property
-    def retry(self) -> Tensor:
+    def retry(self) -> Any:
         """The first stage, which another attempt from t0 has too."""
         return self.ks[0]
 

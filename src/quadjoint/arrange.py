@@ -20,7 +20,7 @@ from quadjoint.solver.progress import bar
 from quadjoint.solver.spec import InitialValue, Method, Spec
 from quadjoint.solver.state import Layout, State, is_finite
 from quadjoint.solver.structure import Structure
-from quadjoint.solver.times import LinearMap, check_times, fill_padding, fractions, sample_options
+from quadjoint.solver.times import check_times, common_clock, fill_padding
 
 EVENT_TOLERANCE = 1e-9  # of the step in which an event lies
 
@@ -33,16 +33,6 @@ class Arranged:
     y0: Tensor
     t: Tensor
     layout: Layout
-
-
-def check_input(f: Any, y0: Any, t: Any, *, options: Any) -> None:
-    """Refuse in words what cannot be solved."""
-    if not isinstance(options, dict | None):
-        raise TypeError(f"options must be a dict; got {type(options).__name__}.")
-    check_times(t)
-    _check_state(y0)
-    if not callable(f):
-        raise TypeError(f"f must be callable as f(t, y); got {type(f).__name__}.")
 
 
 def arrange(
@@ -60,8 +50,16 @@ def arrange(
     dense: bool = False,
     progress: bool = False,
 ) -> Arranged:
-    """The solve that was asked for. ``exact_clock``: a fixed grid is to be differentiated in its times."""
+    """The solve that was asked for, or in words why it cannot be.
+
+    ``exact_clock``: a fixed grid is to be differentiated in its times.
+    """
+    if not isinstance(options, dict | None):
+        raise TypeError(f"options must be a dict; got {type(options).__name__}.")
     values = check_times(t)
+    _check_state(y0)
+    if not callable(f):
+        raise TypeError(f"f must be callable as f(t, y); got {type(f).__name__}.")
     per_sample = values.ndim == 2
     layout = Layout.of(y0, batched=per_sample)
     options = _options(options, layout)
@@ -74,10 +72,10 @@ def arrange(
     if per_sample:
         _check_samples(y, t, layout, event_fn)
         t = fill_padding(t)
-        s = fractions(values)
-        dynamics = Dynamics(f, y, layout, LinearMap(t, y))
-        make_observer, solver_t = lambda: SampleObserver(s), torch.tensor([0.0, 1.0], dtype=torch.float64)
-        options = sample_options(method, options, t)
+        clock, options = common_clock(method, options, t, y)
+        s, end = clock.inverse(t.detach().to("cpu", torch.float64).numpy()), clock.end
+        dynamics = Dynamics(f, y, layout, clock)
+        make_observer, solver_t = lambda: SampleObserver(s, end), torch.tensor([0.0, end], dtype=torch.float64)
     else:
         points = t if private.is_differentiated(t) and exact_clock and event_fn is None else None
         dynamics, times = Dynamics(f, y, layout), values.tolist()

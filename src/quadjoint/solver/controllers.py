@@ -48,7 +48,9 @@ class PIDController:
         """Of r_n, r_(n-1) and r_(n-2)."""
         return -(self.p + self.i + self.d) / order, (self.p + 2.0 * self.d) / order, -self.d / order
 
-    def factor(self, ratio: float, history: tuple[float, float], *, order: int, safety: float) -> float:
+    def factor(
+        self, ratio: float, history: tuple[float, float], *, order: int, safety: float, growth: float = 1.0
+    ) -> float:
         now, before, earlier = self.exponents(order)
         factor = safety * ratio**now * history[0] ** before * history[1] ** earlier
         return factor if self.shrink or ratio >= 1.0 else max(factor, 1.0)
@@ -62,12 +64,31 @@ class Gustafsson(PIDController):
         return -(1.0 / order - 0.75 * beta), beta, 0.0
 
 
+class Predictive:
+    """The controller for implicit methods (Gustafsson 1994; Hairer and Wanner, section IV.8).
+
+    Errors of stiff solves change slowly and steadily, as steps become longer and longer. It expects the next one to
+    change as the last one did: the step size is multiplied by the smaller one of safety * r_n^(-1/k) and that times
+    (r_(n-1) / r_n)^(1/k) h_n / h_(n-1).
+    """
+
+    def factor(
+        self, ratio: float, history: tuple[float, float], *, order: int, safety: float, growth: float = 1.0
+    ) -> float:
+        elementary = safety * ratio ** (-1.0 / order)
+        if ratio > 1.0:
+            return elementary
+        change = max(history[0], 1e-2) / max(ratio, 1e-2)
+        return min(elementary, elementary * change ** (1.0 / order) * growth)
+
+
 # As in torchdiffeq, "i" and "pi" do not shorten a step that was good enough. The coefficients of "pid" are those of
 # Kennedy, Carpenter and Lewis (Appl. Numer. Math. 35, 2000), found for explicit methods limited by stability.
 CONTROLLERS: dict[str, Controller] = {
     "i": PIDController(shrink=False),
     "pi": Gustafsson(p=0.4, i=0.3, shrink=False),
     "pid": PIDController(p=0.14, i=0.25, d=0.10),
+    "predictive": Predictive(),
 }
 
 
@@ -76,7 +97,7 @@ def controller_of(given: Any) -> Controller:
     if isinstance(given, str):
         if given not in CONTROLLERS:
             raise ValueError(
-                f"options['controller'] must be 'i', 'pi', 'pid' or an object; got {given!r}."
+                f"options['controller'] must be 'i', 'pi', 'pid', 'predictive' or an object; got {given!r}."
                 f"{nearest(given, CONTROLLERS)}"
             )
         return CONTROLLERS[given]

@@ -5,54 +5,18 @@ A stepper does not decide whether a step is good or how long the next one is.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.autograd import private
 from quadjoint.solver.interpolation import Polynomial, powers
+from quadjoint.solver.methods.sums import combine, nonzero, stage_nudge, stage_time, weighted
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
-
-Stages = Sequence[Tensor] | dict[int, Tensor]
-Weights = Sequence[tuple[int, float]]  # those that are not zero, with their indices
-
-
-def weighted(ks: Stages, weights: Weights, dt: Time) -> Tensor:
-    """dt * sum of weights[j] * ks[j]."""
-    (j, w), *rest = weights
-    out = ks[j] * (w * dt)
-    try:
-        for j, w in rest:
-            out = out + ks[j] * (w * dt) if isinstance(dt, Tensor) else out.add_(ks[j], alpha=w * dt)
-    except RuntimeError:
-        if not private.inside_transform():
-            raise
-        # vmap maps over a later stage and not over the first, into which it cannot be added.
-        return torch.stack([ks[j] * (w * dt) for j, w in weights]).sum(0)
-    return out
-
-
-def combine(y: Tensor, ks: Stages, weights: Weights, dt: Time) -> Tensor:
-    """y + dt * sum of weights[j] * ks[j], summed apart from y, which is then rounded once."""
-    if not weights:
-        return y
-    if len(weights) == 1 and not isinstance(dt, Tensor):
-        ((j, w),) = weights
-        return torch.add(y, ks[j], alpha=w * dt)
-    return y + weighted(ks, weights, dt)
-
-
-def stage_time(c: float, ends: tuple[Time, Time], length: Time) -> Time:
-    """The time of a stage at the fraction c of a step; at its end to the last bit."""
-    return ends[1] if c == 1.0 else ends[0] + c * length
-
-
-def stage_nudge(c: float, nudge: Nudge) -> int:
-    """On which side of its time a stage is evaluated: inside of the step at a discontinuity."""
-    return nudge[0] if c == 0.0 else nudge[1] if c == 1.0 else 0
 
 
 def take_stages(
@@ -78,10 +42,6 @@ def take_stages(
     return ks, inputs, inputs[-1] if method.fsal else combine(y, ks, method.weights, dt)
 
 
-def nonzero(row: np.ndarray) -> list[tuple[int, float]]:
-    return [(j, float(w)) for j, w in enumerate(row) if w != 0.0]
-
-
 class RungeKuttaStep:
     """A step with inputs Y_i, stages k_i = f(t_i, Y_i), and y(t0 + theta h) = y0 + h sum b_i(theta) k_i."""
 
@@ -102,7 +62,8 @@ class RungeKuttaStep:
         "y1",
     )
 
-    ratio: Tensor | None = None
+    ratio: Tensor | float | None = None
+    exact_start = True  # the first stage is f(t0, y0), to rounding
 
     def __init__(
         self,
@@ -143,14 +104,22 @@ class RungeKuttaStep:
         return s if self.method.tableau.first_extra_is_next and len(self.ks) > s else None
 
     @property
-    def carry(self) -> Tensor | None:
-        """The first stage of the next step, where it is known already."""
+    def carry(self) -> Any:
+        """The first stage of the next step, if it is known already."""
         if self.nudge[1]:
             return None
         return self.following if self.next_index is None else self.ks[self.next_index]
 
     @property
-    def retry(self) -> Tensor:
+    def slope(self) -> Tensor | None:
+        return self.ks[0]
+
+    @property
+    def settled(self) -> bool:
+        return False
+
+    @property
+    def retry(self) -> Any:
         """The first stage, which another attempt from t0 has too."""
         return self.ks[0]
 
@@ -160,20 +129,8 @@ class RungeKuttaStep:
         if method is self.method:
             self.complete()
             return self
-        out = RungeKuttaStep(
-            method,
-            self.f,
-            t0=self.t0,
-            t1=self.t1,
-            y0=self.y0,
-            y1=self.y1,
-            ks=list(self.ks),
-            inputs=list(self.inputs),
-            dt=self.dt,
-            nudge=self.nudge,
-            clock=self.clock,
-            first_shared=self.first_shared,
-        )
+        out = copy.copy(self)
+        out.method, out.ks, out.inputs = method, list(self.ks), list(self.inputs)
         out.complete()
         self.following = out.carry
         return out
@@ -204,7 +161,7 @@ class RungeKuttaStep:
         self.complete()
         table = self.method.tableau.dense
         dense = torch.as_tensor(table.T * (self.t1 - self.t0), dtype=self.y0.dtype, device=self.y0.device)
-        slope = table[0, 0] == 1.0 and not table[1:, 0].any()
+        slope = self.exact_start and table[0, 0] == 1.0 and not table[1:, 0].any()
         return Polynomial(
             self, dense @ self.stacked().reshape(len(self.ks), self.y0.numel()), slope=slope, nudge=self.nudge
         )
@@ -267,6 +224,10 @@ class RungeKutta(Stepper):
     @property
     def name(self) -> str:
         return self.tableau.name
+
+    @property
+    def estimate_order(self) -> int:
+        return self.tableau.estimate_order
 
     @property
     def eager(self) -> RungeKutta:

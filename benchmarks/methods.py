@@ -67,20 +67,27 @@ class Quadjoint(Runner):
         gradients = torch.autograd.grad(case.value(solution.ys), case.wrt)
         stats = solution.stats
         figures = {
-            "evaluations": {"forward": stats.forward_evaluations, "backward": stats.backward_evaluations,
-                            "vjp_state": stats.vjp_state, "vjp_params": stats.vjp_params},
-            "steps": {"accepted": stats.accepted_steps, "rejected": stats.rejected_steps,
-                      "backward_accepted": stats.backward_accepted_steps,
-                      "backward_rejected": stats.backward_rejected_steps},
-            "chosen": stats.method, "reason": stats.reason, "gradient_error_estimate": stats.gradient_error,
-        }  # fmt: skip
+            "evaluations": {
+                "forward": stats.forward_evaluations,
+                "backward": stats.backward_evaluations,
+                "vjp_state": stats.vjp_state,
+                "vjp_params": stats.vjp_params,
+            },
+            "steps": {
+                "accepted": stats.accepted_steps,
+                "rejected": stats.rejected_steps,
+                "backward_accepted": stats.backward_accepted_steps,
+                "backward_rejected": stats.backward_rejected_steps,
+            },
+            "chosen": stats.method,
+            "reason": stats.reason,
+            "gradient_error_estimate": stats.gradient_error,
+        }
         return list(gradients), figures
 
 
-def _ours(name: str, gradient: str | qj.Gradient, *, compile: bool = False, parallel: bool = False) -> Method:
+def _ours(name: str, gradient: str | qj.Gradient, *, compile: bool = False) -> Method:
     def make(case: Case, tolerance: float) -> Runner:
-        if parallel and (case.y0.ndim != 2 or case.y0.shape[-1] > 8):
-            raise NotApplicable("the state of a sample is too large for its Jacobian")
         if compile and _width(case) > SMALL_WIDTH:
             raise NotApplicable("only small networks are measured compiled")
         return Quadjoint(case, tolerance, gradient, compile=compile)
@@ -96,14 +103,13 @@ def _width(case: Case) -> int:
 
 
 def ours() -> list[Method]:
-    modes = [_ours(f"discrete-{mode}", qj.DiscreteAdjoint(mode=mode), parallel=mode == "parallel")
-             for mode in ("joint", "stacked")]  # fmt: skip
     return [
         _ours("auto", "auto"),
         _ours("direct", "direct"),
         _ours("discrete", "discrete"),
         _ours("discrete-lean", qj.DiscreteAdjoint(activations=0)),
-        *modes,
+        _ours("discrete-joint", qj.DiscreteAdjoint(mode="joint")),
+        _ours("discrete-stacked", qj.DiscreteAdjoint(mode="stacked")),
         _ours("gq", "gq"),
         _ours("gq-paper", "gq-paper"),
         _ours("adjoint", "adjoint"),

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import quadjoint as qj
-from quadjoint.nn import MLP, Augment, ConvDynamics, Downsampling, SecondOrder, TimeMLP
+from quadjoint.experiments.image_layers import ConvDynamics, Downsampling
+from quadjoint.nn import MLP, Augment, SecondOrder, TimeMLP
 
 LossFunction = Callable[[Any, dict[str, Any], Any], Any]
 SPHERE_WIDTHS, SCALES = (5, 100, 500, 1000, 2000), (1, 3, 5)
@@ -175,7 +176,8 @@ def _trained(width: int, steps: int) -> dict[str, Tensor]:
 
 def ou(cell: Cell, dtype: torch.dtype) -> Case:
     """An Ornstein-Uhlenbeck process learnt as a random ODE with ten cosines; Gaussian KL divergence as the loss."""
-    from quadjoint.sde import NeuralSDE, OrnsteinUhlenbeck, WongZakai
+    from quadjoint.experiments.ornstein_uhlenbeck import OrnsteinUhlenbeck
+    from quadjoint.sde import NeuralSDE, WongZakai
 
     groups = 40
     start = 6 * torch.rand(groups) - 3
@@ -196,8 +198,12 @@ def conv(cell: Cell, dtype: torch.dtype) -> Case:
     head = MLP(10 * 11 * 11, 50, 10, activation=nn.ReLU)
     first: Any = head[0]
     last: Any = head[2]
-    constants = {"weight0": first.weight.detach().T, "bias0": first.bias.detach(),
-                 "weight1": last.weight.detach().T, "bias1": last.bias.detach()}  # fmt: skip
+    constants = {
+        "weight0": first.weight.detach().T,
+        "bias0": first.bias.detach(),
+        "weight1": last.weight.detach().T,
+        "bias1": last.bias.detach(),
+    }
     constants["target"] = one_hot(torch.randint(10, (cell.rows,)), 10)
     f = ConvDynamics(10, hidden=cell.width)
     case = _case(f, y0, _span(cell), "conv", head_cross_entropy, constants, dtype)
@@ -209,8 +215,16 @@ def _span(cell: Cell) -> Tensor:
     return torch.linspace(0.0, cell.end, cell.observations, dtype=torch.float64)
 
 
-def _case(f: nn.Module, y0: Tensor, t: Tensor, kind: str, loss: LossFunction, constants: dict[str, Tensor],
-          dtype: torch.dtype, sde: Any = None) -> Case:  # fmt: skip
+def _case(
+    f: nn.Module,
+    y0: Tensor,
+    t: Tensor,
+    kind: str,
+    loss: LossFunction,
+    constants: dict[str, Tensor],
+    dtype: torch.dtype,
+    sde: Any = None,
+) -> Case:
     cast = {name: x.to(dtype) if x.is_floating_point() else x for name, x in constants.items()}
     return Case(f.to(dtype), y0.to(dtype), t, kind, loss, cast, sde)
 

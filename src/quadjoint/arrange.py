@@ -17,9 +17,10 @@ from quadjoint.solver.methods.catalogue import make_solver
 from quadjoint.solver.methods.compiled import with_compiled_steps
 from quadjoint.solver.observe import Observer, SampleObserver
 from quadjoint.solver.progress import bar
-from quadjoint.solver.spec import Spec
-from quadjoint.solver.state import Layout, State
-from quadjoint.solver.times import check_times, common_clock, fill_padding
+from quadjoint.solver.spec import InitialValue, Method, Spec
+from quadjoint.solver.state import Layout, State, is_finite
+from quadjoint.solver.structure import Structure
+from quadjoint.solver.times import check_times, common_clock, fill_padding, on_the_host
 
 EVENT_TOLERANCE = 1e-9  # of the step in which an event lies
 
@@ -34,28 +35,12 @@ class Arranged:
     layout: Layout
 
 
-def check_input(f: Any, y0: Any, t: Any, *, options: Any) -> None:
-    """Refuse in words what cannot be solved."""
-    if private.inside_transform():
-        # Steps are chosen on the host from the numbers of the solve, which a transform keeps to itself.
-        raise ValueError(
-            "odeint cannot run inside torch.func.vmap, grad, jvp or the like. Instead of vmap, give y0 the batch "
-            "dimension; instead of grad, use torch.autograd.grad (with create_graph=True for higher derivatives)."
-        )
-    if not isinstance(options, dict | None):
-        raise TypeError(f"options must be a dict; got {type(options).__name__}.")
-    check_times(t)
-    _check_state(y0)
-    if not callable(f):
-        raise TypeError(f"f must be callable as f(t, y); got {type(f).__name__}.")
-
-
 def arrange(
     f: Callable[..., Any],
     y0: State,
     t: Tensor,
     *,
-    method: str,
+    method: Method,
     rtol: Any,
     atol: Any,
     options: dict[str, Any] | None,
@@ -65,14 +50,21 @@ def arrange(
     dense: bool = False,
     progress: bool = False,
 ) -> Arranged:
-    """The solve that was asked for. ``exact_clock``: a fixed grid is to be differentiated in its times."""
-    options = dict(options or {})
+    """The solve that was asked for, or in words why it cannot be.
+
+    ``exact_clock``: a fixed grid is to be differentiated in its times.
+    """
+    if not isinstance(options, dict | None):
+        raise TypeError(f"options must be a dict; got {type(options).__name__}.")
     values = check_times(t)
+    _check_state(y0)
+    if not callable(f):
+        raise TypeError(f"f must be callable as f(t, y); got {type(f).__name__}.")
     per_sample = values.ndim == 2
     layout = Layout.of(y0, batched=per_sample)
+    options = _options(options, layout)
     y = layout.pack(y0)
     rtol, atol = _check_tolerance("rtol", rtol, layout, y), _check_tolerance("atol", atol, layout, y)
-    _remark_on_precision(rtol, atol, y)
     tolerance = float(options.pop("event_tol", EVENT_TOLERANCE))
     if not tolerance > 0.0:
         raise ValueError(f"options['event_tol'] must be positive; got {tolerance}.")
@@ -81,11 +73,11 @@ def arrange(
         _check_samples(y, t, layout, event_fn)
         t = fill_padding(t)
         clock, options = common_clock(method, options, t, y)
-        s, end = clock.inverse(t.detach().to("cpu", torch.float64).numpy()), clock.end
+        s, end = clock.inverse(on_the_host(t)), clock.end
         dynamics = Dynamics(f, y, layout, clock)
         make_observer, solver_t = lambda: SampleObserver(s, end), torch.tensor([0.0, end], dtype=torch.float64)
     else:
-        points = t if t.requires_grad and exact_clock and event_fn is None else None
+        points = t if private.is_differentiated(t) and exact_clock and event_fn is None else None
         dynamics, times = Dynamics(f, y, layout), values.tolist()
         # The steps up to an event are no function of the times given; gradients in them come from the flow.
         make_observer, solver_t = lambda: Observer(times, points), t if points is not None else t.detach()
@@ -93,31 +85,44 @@ def arrange(
             raise ValueError(
                 f"With event_fn, t holds the initial time and one later for the direction; got {len(times)} times."
             )
-    numbers = solver_t.detach().to("cpu", torch.float64).tolist()
-    solver = make_solver(method, options, rtol, atol, layout, solver_t, numbers, y, f, event_fn is not None)
+    problem = InitialValue(f, y, solver_t, layout, open_end=event_fn is not None)
+    solver = make_solver(method, options, problem, rtol=rtol, atol=atol)
+    if solver.grid is None:
+        _remark_on_precision(rtol, atol, y)
     event = None if event_fn is None else lambda s, state: event_fn(s, layout.unpack(state))
-    hooks = _hooks(f, layout, progress, numbers)
+    hooks = _hooks(f, layout, problem.times if progress else None)
     spec = Spec(dynamics, solver, make_observer, event, tolerance, hooks, dense)
-    return Arranged(with_compiled_steps(spec) if compile else spec, y, t, layout)
+    # A compiled graph cannot be transformed again.
+    return Arranged(with_compiled_steps(spec) if compile and not private.is_transformed() else spec, y, t, layout)
 
 
 def _check_state(y0: Any) -> None:
-    parts = (y0,) if isinstance(y0, Tensor) else y0
-    if not isinstance(parts, tuple) or not parts:
-        raise TypeError(f"y0 must be a tensor or a non-empty tuple of tensors; got {type(y0).__name__}.")
-    for i, part in enumerate(parts):
-        name = "y0" if isinstance(y0, Tensor) else f"y0[{i}]"
+    structure = Structure.of(y0)
+    parts, names = structure.flatten(y0), structure.paths("y0")
+    if not parts or (structure.kind is None and not isinstance(y0, Tensor)):
+        got = type(y0).__name__ if parts else f"an empty {type(y0).__name__}"
+        raise TypeError(f"y0 must be a tensor, or tensors in tuples, named tuples, lists or dicts; got {got}.")
+    for name, part in zip(names, parts, strict=True):
         if not isinstance(part, Tensor):
-            raise TypeError(f"y0 must be a tensor or a tuple of tensors; {name} is a {type(part).__name__}.")
+            raise TypeError(f"y0 must hold tensors only; {name} is a {type(part).__name__}.")
         if not (part.is_floating_point() or part.is_complex()):
             raise TypeError(f"{name} must be floating point or complex; got {part.dtype}. Use {name}.float().")
         if part.dtype != parts[0].dtype or part.device != parts[0].device:
             raise TypeError(
                 f"The tensors of y0 must share dtype and device; {name} is {part.dtype} on {part.device}, "
-                f"y0[0] is {parts[0].dtype} on {parts[0].device}."
+                f"{names[0]} is {parts[0].dtype} on {parts[0].device}."
             )
-        if not bool(torch.isfinite(part).all()):
+        if not is_finite(part):
             raise ValueError(f"{name} has entries that are NaN or infinite.")
+
+
+def _options(options: dict[str, Any] | None, layout: Layout) -> dict[str, Any]:
+    """A copy of the options in which a constructor of grids receives the state in its structure."""
+    options = dict(options or {})
+    construct = options.get("grid_constructor")
+    if construct is not None and layout.shapes is not None:
+        options["grid_constructor"] = lambda f, y, t: construct(f, layout.unpack(y), t)
+    return options
 
 
 def _check_samples(y: Tensor, t: Tensor, layout: Layout, event_fn: Any) -> None:
@@ -162,7 +167,7 @@ def _remark_on_precision(rtol: Any, atol: Any, y: Tensor) -> None:
         )
 
 
-def _hooks(f: Callable[..., Any], layout: Layout, progress: bool, times: list[float]) -> Hooks:
+def _hooks(f: Callable[..., Any], layout: Layout, bar_over: list[float] | None) -> Hooks:
     """Callbacks are attributes of f, as in torchdiffeq; they receive (t0, y0, dt) with dt the step's length."""
 
     def adapt(callback: Any) -> Any:
@@ -174,4 +179,4 @@ def _hooks(f: Callable[..., Any], layout: Layout, progress: bool, times: list[fl
 
     names = ("callback_step", "callback_accept_step", "callback_reject_step")
     hooks = Hooks(*(adapt(getattr(f, name, None)) for name in names))
-    return replace(hooks, on_accept=bar(times, hooks.on_accept)) if progress else hooks
+    return hooks if bar_over is None else replace(hooks, on_accept=bar(bar_over, hooks.on_accept))

@@ -11,16 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.arrange import arrange, check_input
+from quadjoint.arrange import arrange
 from quadjoint.autograd.captured import Snapshot
-from quadjoint.gradient import Auto, DiscreteAdjoint, Gradient, resolve
+from quadjoint.gradient import Auto, DiscreteAdjoint, GaussLegendre, Gradient, resolve
 from quadjoint.gradient.base import Task
 from quadjoint.gradient.choose.cost import Estimate, Sizes, predict
 from quadjoint.gradient.choose.measure import memory_bytes, sizes_of
 from quadjoint.gradient.first import First
 from quadjoint.ode import odeint, solve
+from quadjoint.solver.spec import Method
 from quadjoint.solver.state import State
 from quadjoint.solver.stats import Stats
+from quadjoint.solver.structure import Structure
 
 MODES = ("joint", "stacked")  # of "discrete"
 
@@ -31,7 +33,7 @@ class Explanation:
 
     ``predicted`` and ``measured`` hold seconds of a forward and backward pass together and bytes: predicted, what is
     kept for the backward pass; measured, the most that was held at any time. Keys are "direct", the modes of
-    "discrete" and, in ``measured``, whatever else was asked for.
+    "discrete", "gq" (which ``Auto(exact=False)`` considers too) and, in ``measured``, whatever else was asked for.
     """
 
     sizes: Sizes
@@ -56,7 +58,7 @@ class Explanation:
             f"auto chooses {_title(self.choice)}: {self.reason}.",
             "",
             f"  state        {s.rows} x {s.features}, {_bytes(s.state_bytes)}",
-            f"  parameters   {s.parameters:,}, {_bytes(s.parameter_bytes)}",
+            f"  parameters   {s.parameter_count:,}, {_bytes(s.parameter_bytes)}",
             f"  activations  {_bytes(s.activation_bytes)} an evaluation",
             f"  forward      {s.evaluations} evaluations, {self.stats.accepted_steps} steps accepted, "
             f"{self.stats.rejected_steps} rejected",
@@ -70,10 +72,21 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(f: Callable[..., Any], y0: State, t: Tensor, *, method: str = "dopri5", rtol: Any = 1e-3, atol: Any = 1e-6,
-            options: dict[str, Any] | None = None, params: Sequence[Tensor] | None = None,
-            memory_limit: int | None = None, measure: bool | Sequence[str] = False, repeats: int = 3,
-            show: bool = True) -> Explanation:  # fmt: skip
+def explain(
+    f: Callable[..., Any],
+    y0: State,
+    t: Tensor,
+    *,
+    method: Method = "dopri5",
+    rtol: Any = 1e-3,
+    atol: Any = 1e-6,
+    options: dict[str, Any] | None = None,
+    params: Sequence[Tensor] | None = None,
+    memory_limit: int | None = None,
+    measure: bool | Sequence[str] = False,
+    repeats: int = 3,
+    show: bool = True,
+) -> Explanation:
     """Print and return what ``gradient="auto"`` would choose for ``qj.odeint(f, y0, t, ...)``, and why.
 
     One forward solve counts the evaluations; `quadjoint.gradient.choose.cost` predicts time and memory from them and
@@ -94,12 +107,11 @@ def explain(f: Callable[..., Any], y0: State, t: Tensor, *, method: str = "dopri
     (8, 2, True)
     """
     settings: dict[str, Any] = dict(method=method, rtol=rtol, atol=atol, options=options)
-    if method == "scipy_solver":
-        raise ValueError(
-            "With method='scipy_solver' there is no choice: its steps cannot be recorded, auto takes 'gq'."
-        )
-    check_input(f, y0, t, options=options)
     arranged = arrange(f, y0, t, event_fn=None, compile=False, exact_clock=True, **settings)
+    if not arranged.spec.solver.stepper.recordable:
+        raise ValueError(
+            f"With method={arranged.spec.solver.name!r} there is no choice: only 'gq' differentiates its steps."
+        )
     snapshot = Snapshot(f, arranged.y0.device)
     with torch.enable_grad():
         first = First.record(arranged.spec, arranged.y0, snapshot, params)
@@ -109,7 +121,8 @@ def explain(f: Callable[..., Any], y0: State, t: Tensor, *, method: str = "dopri
     limit = memory_bytes(arranged.y0.device) / 4 if memory_limit is None else float(memory_limit)
     choice = Auto(int(limit)).choose(task, first).gradient
     sizes = sizes_of(task, first.activation_bytes, stats.forward_evaluations)
-    predicted = predict(sizes, limit // 2)
+    gq = GaussLegendre().predict(task, first.activation_bytes or 0, evaluations=sizes.evaluations)
+    predicted = {**predict(sizes, limit // 2), "gq": gq}
     name = choice.mode if isinstance(choice, DiscreteAdjoint) and choice.mode in predicted else "direct"
     found = Explanation(sizes, stats, predicted, limit, name, gradient=choice)
     if measure:
@@ -121,19 +134,27 @@ def explain(f: Callable[..., Any], y0: State, t: Tensor, *, method: str = "dopri
     return found
 
 
-def _measure(how: Gradient, *, f: Callable[..., Any], y0: State, t: Tensor, settings: dict[str, Any],
-             tensors: tuple[Tensor, ...], repeats: int) -> Estimate:  # fmt: skip
+def _measure(
+    how: Gradient,
+    *,
+    f: Callable[..., Any],
+    y0: State,
+    t: Tensor,
+    settings: dict[str, Any],
+    tensors: tuple[Tensor, ...],
+    repeats: int,
+) -> Estimate:
     """Seconds and peak bytes of one gradient of the mean square of all outputs."""
     from quadjoint.experiments.timing import peak_memory
 
-    parts = (y0,) if isinstance(y0, Tensor) else y0
+    structure = Structure.of(y0)
+    parts = structure.flatten(y0)
     device = parts[0].device
 
     def work() -> None:
-        fresh = tuple(part.detach().requires_grad_() for part in parts)
-        ys = odeint(f, fresh[0] if isinstance(y0, Tensor) else fresh, t, gradient=how, **settings)
-        outputs = (ys,) if isinstance(ys, Tensor) else ys
-        loss = sum(torch.linalg.vector_norm(y).square() / y.numel() for y in outputs)
+        fresh = [part.detach().requires_grad_() for part in parts]
+        ys = odeint(f, structure.unflatten(iter(fresh)), t, gradient=how, **settings)
+        loss = sum(torch.linalg.vector_norm(y).square() / y.numel() for y in structure.flatten(ys))
         torch.autograd.grad(loss, [*fresh, *tensors], allow_unused=True)
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.arrange import Arranged, arrange, check_input
+from quadjoint.arrange import Arranged, arrange
 from quadjoint.autograd import private
 from quadjoint.autograd.captured import Snapshot
 from quadjoint.errors import SolveError
@@ -18,15 +18,21 @@ from quadjoint.gradient import Gradient, resolve
 from quadjoint.gradient.base import Outcome, Part, Task
 from quadjoint.gradient.choose.auto import Auto
 from quadjoint.gradient.direct import Direct
-from quadjoint.gradient.first import Begun, First, Only
+from quadjoint.gradient.first import First, Only, StartedDynamics
 from quadjoint.gradient.flow import Crossing, Flow, shift
 from quadjoint.solution import Solution
 from quadjoint.solver.events import EventWatch
 from quadjoint.solver.randomness import RandomnessCheck
+from quadjoint.solver.spec import Method
 from quadjoint.solver.state import State
 from quadjoint.solver.stats import Stats
 
 Dynamical = Callable[..., Any]
+HIDDEN = (
+    "Inside torch.func.vmap the numbers of a solve are hidden, but adaptive steps, events and iterations are chosen by "
+    "them (and f must not look at its input either). Take fixed steps, such as method='rk4' with "
+    "options={'step_size': ...}; or, instead of vmap, give y0 the batch as its first dimension."
+)
 logger = logging.getLogger("quadjoint")
 
 
@@ -36,7 +42,7 @@ def odeint(
     y0: State,
     t: Tensor,
     *,
-    method: str = "dopri5",
+    method: Method = "dopri5",
     rtol: Any = 1e-3,
     atol: Any = 1e-6,
     gradient: str | Gradient = "auto",
@@ -49,11 +55,13 @@ def odeint(
 
     Args:
         f: callable or module; receives t as a 0-d tensor and y like ``y0``.
-        y0: tensor of any shape, or a tuple of tensors.
+        y0: tensor of any shape, or tensors in tuples, named tuples, lists or dicts, nested in any way; f receives and
+            returns the same structure, as do ``event_fn``, callbacks and a norm of your own.
         t: times, strictly increasing or decreasing, shape (K,); or (B, K) with times for each sample of the batch
             (rows may be padded with NaN), in which case f receives t shaped to broadcast against y.
-        method: "dopri5", "tsit5", "dopri8", "bosh3", "rk4" and others, see ``quadjoint.METHODS``.
-        rtol, atol: tolerances of adaptive methods, numbers or, for a tuple state, one per tensor.
+        method: "dopri5", "tsit5", "dopri8", "bosh3", "rk4" and others, see ``quadjoint.METHODS``; a `ButcherTableau`,
+            or a `Stepper` of your own.
+        rtol, atol: tolerances of adaptive methods, numbers or, in the structure of the state, one per tensor.
         gradient: "auto", "direct", "discrete", "gq", "gq-paper", "adjoint", "seminorm", "reversible" or an object.
         options: of the method, named as in torchdiffeq; ``event_tol`` is the accuracy of an event's time, relative to
             the step in which it lies.
@@ -63,7 +71,7 @@ def odeint(
             are found. A tensor that f uses only later must be named.
 
     Returns:
-        States at ``t``, stacked along a new first dimension; a tuple of such for a tuple state.
+        States at ``t``, stacked along a new first dimension, in the structure of ``y0``.
 
     >>> import torch, quadjoint as qj
     >>> ys = qj.odeint(lambda t, y: -y, torch.ones(2), torch.tensor([0.0, 1.0]), rtol=1e-6)
@@ -71,9 +79,18 @@ def odeint(
     True
     """
     how = resolve(gradient)
-    check_input(f, y0, t, options=options)
-    arranged = arrange(f, y0, t, method=method, rtol=rtol, atol=atol, options=options, event_fn=event_fn,
-                       compile=compile, exact_clock=how.exact_clock)  # fmt: skip
+    arranged = arrange(
+        f,
+        y0,
+        t,
+        method=method,
+        rtol=rtol,
+        atol=atol,
+        options=options,
+        event_fn=event_fn,
+        compile=compile,
+        exact_clock=how.exact_clock,
+    )
     solved = _solve(arranged, how, params)
     return solved.ys if event_fn is None else (solved.event_time, solved.ys)
 
@@ -84,7 +101,7 @@ def solve(
     y0: State,
     t: Tensor,
     *,
-    method: str = "dopri5",
+    method: Method = "dopri5",
     rtol: Any = 1e-3,
     atol: Any = 1e-6,
     gradient: str | Gradient = "auto",
@@ -106,9 +123,20 @@ def solve(
     0
     """
     how = resolve(gradient)
-    check_input(f, y0, t, options=options)
-    arranged = arrange(f, y0, t, method=method, rtol=rtol, atol=atol, options=options, event_fn=event_fn,
-                       compile=compile, exact_clock=how.exact_clock, dense=True, progress=progress)  # fmt: skip
+    arranged = arrange(
+        f,
+        y0,
+        t,
+        method=method,
+        rtol=rtol,
+        atol=atol,
+        options=options,
+        event_fn=event_fn,
+        compile=compile,
+        exact_clock=how.exact_clock,
+        dense=True,
+        progress=progress,
+    )
     solved = _solve(arranged, how, params)
     ts = t if solved.event_time is None else torch.stack([t[0], solved.event_time])
     return Solution(
@@ -136,25 +164,36 @@ class _Solved:
 def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -> _Solved:
     """Choose how to differentiate, and solve."""
     spec, y, t = arranged.spec, arranged.y0, arranged.t
-    task = Task(spec, (), Snapshot(spec.f.f, y.device), Stats(), complete=isinstance(params, Only))
+    transformed = private.is_transformed()
+    complete = isinstance(params, Only) and not transformed
+    # Nothing will be differentiated in a solve without grad, unless its continuous solution is.
+    held = spec.f.f if torch.is_grad_enabled() or spec.dense else None
+    task = Task(spec, (), Snapshot(held, y.device), Stats(), complete=complete)
     random = RandomnessCheck(y.device)
     try:
-        first = _first(task, y, params)
+        first = None if transformed else _first(task, y, params)
         wanted = first is not None and (y.requires_grad or t.requires_grad or bool(first.params))
         if first is not None and wanted:
             task = replace(task, params=first.params)
             how = _chosen(how, task, first)
             how.check(spec)
-        spec = how.adapted(spec)
+        elif transformed:
+            how = _transformable(how, task)
+        spec = how.adapt(spec)
         task = replace(task, spec=spec)
         flow = Flow(spec.f, y, task.snapshot, task.stats)
         # Gradients in the times come from the flow at the observations, unless a fixed grid carries them.
-        by_flow = t.requires_grad and wanted and not (how.exact_clock and spec.solver.points is not None)
+        moving = private.is_differentiated(t) if transformed else t.requires_grad and wanted
+        by_flow = moving and not (how.exact_clock and spec.solver.points is not None)
         if by_flow:
             y = shift(flow, y, t[:, 0] if flow.per_sample else t[0], sign=-1.0, params=task.params)
         out = how.apply(task, y, first) if first is not None and wanted else _forward(task, y, first)
     except SolveError as error:
         random.explain(error, spec, arranged.y0)
+        raise
+    except RuntimeError as error:
+        if private.inside_transform() and "vmap: It looks like you're" in str(error):
+            raise ValueError(HIDDEN) from error
         raise
     random.refuse(spec, arranged.y0, fixed_is_fine=how.name == "direct" or not wanted)
     ys = spec.make_observer().arrange(out.ys)
@@ -164,7 +203,7 @@ def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -
         signs = EventWatch(spec.event, spec.f, spec.start, arranged.y0, tolerance=spec.event_tolerance).signs
         event = Crossing(spec.event, signs, flow, task.params).time(out.event_time, ys[-1], t.detach())
         t, end = torch.stack([t[0], event]), out.event_time
-        by_flow = by_flow or event.requires_grad
+        by_flow = by_flow or private.is_differentiated(event)
     if by_flow:
         ys = shift(flow, ys, t.T if flow.per_sample else t, params=task.params)
     states = arranged.layout.unpack(ys, leading=1)
@@ -173,9 +212,12 @@ def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -
 
 def _chosen(how: Gradient, task: Task, first: First) -> Gradient:
     """The gradient asked for, or the one that ``auto`` chooses; which, and why, stands in the statistics."""
-    if isinstance(how, Auto):
+    if not isinstance(how, Auto):
+        task.say(f"{how.name} was asked for")
+    else:
         choice = how.choose(task, first)
-        how, task.stats.reason = choice.gradient, f"auto chose {choice.reason}"
+        how = choice.gradient
+        task.say(f"auto chose {choice.reason}")
         logger.debug("%s for %s", task.stats.reason, type(task.f.f).__name__)
     if not isinstance(how, Direct) and any(private.is_sharded(m) for m in task.snapshot.modules):
         raise ValueError(
@@ -185,6 +227,23 @@ def _chosen(how: Gradient, task: Task, first: First) -> Gradient:
         )
     task.stats.method = how.name
     return how
+
+
+def _transformable(how: Gradient, task: Task) -> Gradient:
+    """Inside torch.func and forward mode, torch differentiates the operations of the solve by itself."""
+    if not isinstance(how, Direct | Auto) and torch.is_grad_enabled():
+        raise ValueError(
+            f"gradient={how.name!r} cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "
+            "derivatives, which differentiate the operations of the solve: use gradient='direct' (or 'auto') there."
+        )
+    solver = task.spec.solver
+    if not solver.stepper.transformable:
+        raise ValueError(
+            f"method={solver.name!r} cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "
+            "derivatives: its steps are not made of torch's operations alone. Use an explicit method, such as 'dopri5'."
+        )
+    task.stats.method, task.stats.reason = "direct", "direct: torch.func or forward mode differentiates the solve"
+    return Direct()
 
 
 def _first(task: Task, y: Tensor, params: Sequence[Tensor] | None) -> First | None:
@@ -198,9 +257,10 @@ def _first(task: Task, y: Tensor, params: Sequence[Tensor] | None) -> First | No
 
 def _forward(task: Task, y: Tensor, first: First | None) -> Outcome:
     """Solve, with nothing to be differentiated as far as the first evaluation shows; autograd sees what comes later."""
-    task.stats.reason = "no gradient is needed"
+    if not task.stats.reason:
+        task.say("no gradient is needed")
     before = task.f.evaluations
     with torch.set_grad_enabled(torch.is_grad_enabled() and not task.complete):
-        run = task.spec.begin(y, None if first is None else Begun(task.f, first, first.value)).run()
+        run = task.spec.begin(y, None if first is None else StartedDynamics(task.f, first, first.value)).run()
     task.count(run, task.f.evaluations - before)
     return Outcome(run.ys, run.event_time, [Part(run.steps)])

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quadjoint.autograd import private
 from quadjoint.gradient.base import Part, evaluate
 from quadjoint.gradient.flow import Flow, shift
 from quadjoint.solver.state import Layout
@@ -41,6 +42,7 @@ class Solution:
         self.ts, self.ys, self.stats, self.event_time = ts, ys, stats, event_time
         self._parts, self._layout, self._flow, self._interval = [p for p in parts if p.steps], layout, flow, interval
 
+    @private.outside_of_compile
     def __call__(self, t: float | Tensor) -> Any:
         """The state at ``t``, a number or a tensor of times of any shape."""
         if self._flow.per_sample:
@@ -48,12 +50,12 @@ class Solution:
         if not self._parts:
             raise ValueError("The solve had a single time, so there is no interval to evaluate in.")
         times = torch.as_tensor(t, dtype=torch.float64, device="cpu").detach()
-        values = self._evaluate([self._inside(value) for value in times.reshape(-1).tolist()])
-        if isinstance(t, Tensor) and t.requires_grad:
+        values = self._evaluate([self._within_interval(value) for value in times.reshape(-1).tolist()])
+        if isinstance(t, Tensor) and private.is_differentiated(t):
             values = shift(self._flow, values, t.reshape(-1))
         return self._layout.unpack(values.reshape((*times.shape, *values.shape[1:])), leading=times.ndim)
 
-    def _inside(self, t: float) -> float:
+    def _within_interval(self, t: float) -> float:
         """A time within the solved interval, to which rounding may have to bring it back."""
         low, high = sorted(self._interval)
         slack = 1e-6 * (high - low)
@@ -68,7 +70,9 @@ class Solution:
         sign = 1.0 if last >= first else -1.0
         change = sign * self._parts[0].steps[-1].t1
         split = [int(sign * t > change) for t in times]
-        states = [evaluate(part, [t for t, k in zip(times, split, strict=True) if k == n]) if n in split else None
-                  for n, part in enumerate(self._parts)]  # fmt: skip
+        states = [
+            evaluate(part, [t for t, k in zip(times, split, strict=True) if k == n]) if n in split else None
+            for n, part in enumerate(self._parts)
+        ]
         rows = [iter(()) if x is None else iter(x.unbind()) for x in states]
         return torch.stack([next(rows[k]) for k in split])

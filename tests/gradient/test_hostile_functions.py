@@ -75,7 +75,7 @@ def test_coupling_is_noticed_in_low_precision(dtype: torch.dtype) -> None:
     f, y0 = Coupled("one row").to(dtype), normal(4, 3).to(dtype)
     how = {"method": "rk4", "options": {"step_size": 0.25}}
     found = []
-    for gradient in "direct":
+    for gradient in ("direct", "gq"):
         ys = qj.odeint(f, y0, T, gradient=gradient, **how)
         found.append(torch.cat([g.flatten() for g in torch.autograd.grad(ys.float().square().sum(), f.parameters())]))
     torch.testing.assert_close(found[1], found[0], rtol=0.1, atol=0.05 * float(found[0].abs().max()))

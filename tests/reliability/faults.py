@@ -138,7 +138,7 @@ NOT_FINITE = (NonFiniteStateError, "not finite")
 SHORT = {"options": {"max_num_steps": 300}}
 RECORDED: Special = {name: (None, "") for name in ("direct", "auto")}
 # The recorded and transposed solves are as transparent to NaN as any other operation of torch.
-TORCH_LIKE: Special = {name: (None, "") for name in ("direct", "discrete", "reversible", "auto")}
+TORCH_LIKE: Special = {name: (None, "") for name in ("direct", "discrete", "auto")}
 
 FAULTS: tuple[Fault, ...] = (
     Fault("NaN after t = 0.5", sick(), *NOT_FINITE),

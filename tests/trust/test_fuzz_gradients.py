@@ -60,7 +60,7 @@ def draw_continuous(draw: random.Random) -> Any:
             "gq",
             qj.GaussLegendre(nodes=4, solve="iterate"),
             qj.QuadratureAdjoint(qj.PerStep()),
-            qj.ContinuousAdjoint(qj.Stored(), qj.InState()),
+            qj.ContinuousAdjoint(qj.InState()),
             "adjoint",
             "seminorm",
         ]

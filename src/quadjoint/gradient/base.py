@@ -15,9 +15,10 @@ from quadjoint.autograd.captured import Snapshot
 from quadjoint.autograd.gates import Gates
 from quadjoint.gradient.cotangents import Cotangents, Mailbox, Query
 from quadjoint.gradient.first import First
-from quadjoint.solver.dynamics import Dynamics, Flow
+from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.integrate import Integration
 from quadjoint.solver.interpolation import DenseOutput
+from quadjoint.solver.protocols import Step, VectorField
 from quadjoint.solver.spec import Spec
 from quadjoint.solver.stats import Stats
 
@@ -36,6 +37,11 @@ class Task:
     def f(self) -> Dynamics:
         return self.spec.f
 
+    def say(self, clause: str) -> None:
+        """Add to the reason what is known now of how the solve is differentiated."""
+        if clause not in self.stats.reason:
+            self.stats.reason = f"{self.stats.reason}; {clause}" if self.stats.reason else clause
+
     def count(self, run: Integration, evaluations: int) -> None:
         """Note the figures of a forward solve, or of a part of one."""
         self.stats.forward_evaluations += evaluations
@@ -47,7 +53,7 @@ class Task:
 class Part:
     """Steps that are kept for the continuous solution; ``mailbox`` takes gradients of states that autograd lacks."""
 
-    steps: list[Any]
+    steps: list[Step]
     mailbox: Mailbox | None = None
     link: Tensor | None = None
 
@@ -75,10 +81,10 @@ class Recorder(Protocol):
     """What a forward solve leaves to its backward pass."""
 
     @property
-    def flow(self) -> Flow:
+    def dynamics(self) -> VectorField:
         """The dynamics to solve with, whose evaluations the recorder may watch."""
 
-    def __call__(self, step: Any) -> None:
+    def __call__(self, step: Step) -> None:
         """Take in an accepted step."""
 
 
@@ -92,7 +98,7 @@ class Gradient:
     def check(self, spec: Spec) -> None:
         """Refuse in words a solve that this method cannot differentiate."""
 
-    def adapted(self, spec: Spec) -> Spec:
+    def adapt(self, spec: Spec) -> Spec:
         """The solve as this method needs it."""
         return spec
 
@@ -114,7 +120,7 @@ class Running(Protocol):
     def run(self) -> Integration: ...
 
 
-Begin = Callable[[Tensor, Flow, Callable[[Any], None]], Running]
+Begin = Callable[[Tensor, VectorField, Callable[[Step], None]], Running]
 
 
 def differentiate(method: Gradient, task: Task, begin: Begin, y0: Tensor, recorder: Recorder) -> Outcome:
@@ -148,7 +154,7 @@ class _Solve(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         f = solved.task.f
         before = f.evaluations
-        run = solved.begin(y0.detach(), solved.memory.flow, solved.memory).run()
+        run = solved.begin(y0.detach(), solved.memory.dynamics, solved.memory).run()
         solved.task.count(run, f.evaluations - before)
         ys = run.ys
         solved.run = replace(run, ys=ys.new_empty(0))
@@ -158,6 +164,7 @@ class _Solve(torch.autograd.Function):
         return ys, ys.new_zeros(())
 
     @staticmethod
+    @private.outside_of_compile
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         y0, points, observed, ys, *params = ctx.saved_tensors  # which autograd refuses if one was changed in place
         method, task, run = ctx.method, ctx.task, ctx.run

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.autograd import private
+from quadjoint.errors import SolveError
 from quadjoint.solver.integrate import Integration
 from quadjoint.solver.observe import SampleObserver
 from quadjoint.solver.spec import Spec
@@ -74,10 +75,15 @@ class Cotangents:
         ends = sign * np.array([observer.start, *(taken.t1 for taken in run.taken)])
         return cls(times, grad_ys, rows, sign * times, ends, spec.f.shape)
 
-    def inside(self, n: int) -> tuple[int, int]:
+    def range_in_step(self, n: int) -> tuple[int, int]:
         """The range of the observations in step ``n``, past its start and up to its end."""
         first, last = np.searchsorted(self.keys, self.ends[n : n + 2], side="right")
         return int(first), int(last)
+
+    def check_finite(self) -> None:
+        """Refuse a loss whose gradient no solve can carry on."""
+        if not bool(torch.isfinite(self.grads).all()):
+            raise SolveError("The gradient of the loss has entries that are NaN or infinite; check the loss.")
 
     def at_start(self, a: Tensor) -> Tensor:
         """The adjoint at the initial time with the observations made there."""

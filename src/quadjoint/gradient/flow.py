@@ -9,13 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quadjoint.autograd import private
 from quadjoint.autograd.captured import Snapshot
 from quadjoint.autograd.gates import Gates
 from quadjoint.autograd.leaves import Frontier
 from quadjoint.solver.dynamics import Dynamics, stack_call
 from quadjoint.solver.events import EventFunction
+from quadjoint.solver.methods.runge_kutta import RungeKutta, take_stages
+from quadjoint.solver.methods.tableaus import TABLEAUS
 from quadjoint.solver.stats import Stats
 
+_STEP = RungeKutta(TABLEAUS["rk4"])
 CHUNK = 64  # states at which the flow is evaluated at once
 
 
@@ -45,18 +49,15 @@ class Flow:
             return self.plain.checked(times, y)
         return torch.stack([self.plain.checked(ti, yi) for ti, yi in zip(times, y, strict=True)])
 
-    def moved(self, y: Tensor, begin: Tensor, end: Tensor) -> Tensor:
+    def move(self, y: Tensor, begin: Tensor, end: Tensor) -> Tensor:
         """States moved from one time to another by a recorded Runge-Kutta step.
 
-        Where both times are equal, so are the states; the step has the derivatives of the movement up to order four.
+        If both times are equal, so are the states; the step has the derivatives of the movement up to order four.
         """
-        h = (end - begin).reshape(*begin.shape, *(1,) * (y.ndim - begin.ndim)).to(y.dtype.to_real())
-        middle = 0.5 * (begin + end)
-        k1 = self(begin, y)
-        k2 = self(middle, y + 0.5 * h * k1)
-        k3 = self(middle, y + 0.5 * h * k2)
-        k4 = self(end, y + h * k3)
-        return y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+        length = end - begin
+        dt = length.reshape(*begin.shape, *(1,) * (y.ndim - begin.ndim)).to(y.dtype.to_real())
+        f = lambda t, y, nudge=0: self(t, y)  # noqa: E731
+        return take_stages(_STEP, f, (begin, end), y, self(begin, y), dt=dt, length=length)[2]
 
 
 class _Shift(torch.autograd.Function):
@@ -72,6 +73,7 @@ class _Shift(torch.autograd.Function):
         return y.view_as(y)
 
     @staticmethod
+    @private.outside_of_compile
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         (g,) = grads
         y, t, *params = ctx.saved_tensors
@@ -79,7 +81,7 @@ class _Shift(torch.autograd.Function):
             gates = Gates()
             y, t = gates(y), gates(t)
             begin, end = (t.detach(), t) if ctx.sign > 0 else (t, t.detach())
-            return None, None, *gates.gradients([ctx.flow.moved(y, begin, end)], [y, t, *params], [g])
+            return None, None, *gates.gradients([ctx.flow.move(y, begin, end)], [y, t, *params], [g])
         rate = ctx.flow(t.detach(), y.detach())
         inner = _dot(g, rate).reshape(*t.shape, -1).sum(-1)
         return None, None, g, ctx.sign * inner.to(t), *(None for _ in params)
@@ -88,8 +90,12 @@ class _Shift(torch.autograd.Function):
 def shift(flow: Flow, y: Tensor, t: Tensor, *, sign: float = 1.0, params: Sequence[Tensor] = ()) -> Tensor:
     """Make ``y``, states at the times ``t`` (the leading dimensions of y), differentiable in ``t``.
 
-    Second derivatives in a time and in a parameter need the parameters of f among the inputs.
+    Second derivatives in a time and in a parameter need the parameters of f among the inputs. Transforms of torch.func
+    differentiate the movement itself.
     """
+    if private.is_transformed():
+        begin, end = (t.detach(), t) if sign > 0 else (t, t.detach())
+        return flow.move(y, begin, end)
     return _Shift.apply(flow, sign, y, t, *params)
 
 
@@ -108,6 +114,7 @@ class _EventTime(torch.autograd.Function):
         return t.clone()
 
     @staticmethod
+    @private.outside_of_compile
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         t, y, *params = ctx.saved_tensors
         crossing: Crossing = ctx.crossing
@@ -137,6 +144,9 @@ class Crossing:
 
     def rate(self, t: Tensor, y: Tensor) -> Tensor:
         """How fast the event function changes along the solution, differentiable in t and y."""
+        if private.is_transformed():
+            here_t, here_y = torch.func.grad(self.value, argnums=(0, 1))(t, y)
+            return here_t + _dot(here_y, self.flow(t, y)).sum()
         gates = Gates()  # y may depend on t; the partial derivatives are wanted
         with torch.enable_grad():
             here = t if t.requires_grad else t.detach().requires_grad_()
@@ -152,13 +162,15 @@ class Crossing:
         """Two steps of Newton's method for the time at which the solution through ``y`` at ``t`` has its event."""
         begin = now = t.detach()
         for _ in range(2):
-            state = self.flow.moved(y, begin, now)
+            state = self.flow.move(y, begin, now)
             now = now - self.value(now, state) / self.rate(now, state)
         return now
 
     def time(self, t: float, y: Tensor, like: Tensor) -> Tensor:
         """The time as a tensor, differentiable in whatever it depends on."""
         here = torch.full((), t, dtype=self.flow.plain.time_dtype, device=y.device)
+        if private.is_transformed():
+            return self._transformed_time(here, y).to(like)
         if not torch.is_grad_enabled():
             return here.to(like)
         with torch.enable_grad():
@@ -167,12 +179,23 @@ class Crossing:
             _, own = Frontier([state, *self.params]).explore(value)
         if not value.requires_grad or not (y.requires_grad or own):
             return here.to(like)
-        self.slope = float(self.rate(here, y.detach()).detach())
-        if self.slope == 0.0 or not math.isfinite(self.slope):
+        self.slope = self._checked_slope(here, y)
+        return _EventTime.apply(self, here, y, *self.params, *own).to(like)
+
+    def _transformed_time(self, t: Tensor, y: Tensor) -> Tensor:
+        if not private.is_differentiated(self.value(t, y)):
+            return t
+        self._checked_slope(t, y)
+        now = self.newton(t, y)
+        return t + (now - now.detach())  # the derivatives alone
+
+    def _checked_slope(self, t: Tensor, y: Tensor) -> float:
+        slope = float(self.rate(t, y.detach()).detach())
+        if slope == 0.0 or not math.isfinite(slope):
             raise ZeroDivisionError(
                 "The event function is stationary along the solution at the event; its time has no gradient."
             )
-        return _EventTime.apply(self, here, y, *self.params, *own).to(like)
+        return slope
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -13,9 +13,11 @@ from torch import Tensor
 from quadjoint.errors import QuadjointWarning, SolveError
 from quadjoint.gradient.base import Gradient, Gradients, Task
 from quadjoint.gradient.cotangents import Cotangents
-from quadjoint.gradient.first import Begun, First
+from quadjoint.gradient.first import First, StartedDynamics
 from quadjoint.gradient.products import Products
 from quadjoint.solver.integrate import Integration
+from quadjoint.solver.methods.leapfrog import AsynchronousLeapfrog
+from quadjoint.solver.protocols import Step
 from quadjoint.solver.spec import Spec
 from quadjoint.solver.state import rms_norm
 
@@ -39,9 +41,9 @@ class Reversible(Gradient):
 
     def check(self, spec: Spec) -> None:
         solver = spec.solver
-        if solver.method != "alf":
+        if not isinstance(solver.stepper, AsynchronousLeapfrog):
             raise ValueError(
-                f"gradient='reversible' needs method='alf', the one with an inverse; got method={solver.method!r}."
+                f"gradient='reversible' needs method='alf', the one with an inverse; got method={solver.name!r}."
             )
         if spec.event is not None:
             raise ValueError("gradient='reversible' does not support events; use gradient='direct'.")
@@ -50,19 +52,21 @@ class Reversible(Gradient):
                 "gradient='reversible' with options['step_size'] needs every observation time on the grid."
             )
 
-    def adapted(self, spec: Spec) -> Spec:
+    def adapt(self, spec: Spec) -> Spec:
         """Land on every observation: interpolated ones would need states inside steps."""
         solver = spec.solver
-        if solver.method != "alf" or solver.grid is not None or spec.event is not None:
+        if not isinstance(solver.stepper, AsynchronousLeapfrog) or solver.grid is not None or spec.event is not None:
             return spec
         return replace(spec, solver=solver.with_settings(step_t=(*solver.settings.step_t, *spec.times())))
 
     def recorder(self, task: Task, first: First | None) -> _Ending:
         assert first is not None
-        return _Ending(Begun(task.f, first, first.value), first.graph.y.detach())
+        return _Ending(StartedDynamics(task.f, first, first.value), first.recording.y.detach())
 
     def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
+        cotangents.check_finite()
         products, stepper = Products(task), task.spec.solver.stepper
+        assert isinstance(stepper, AsynchronousLeapfrog)
         if not run.taken:
             return Gradients(cotangents.grads.sum(0), products.sums)
         if not set(cotangents.times.tolist()) <= {run.taken[0].t0, *(taken.t1 for taken in run.taken)}:
@@ -75,7 +79,7 @@ class Reversible(Gradient):
         for index in range(len(run.taken) - 1, -1, -1):
             taken = run.taken[index]
             t0, h = taken.t0, taken.t1 - taken.t0
-            first, last = cotangents.inside(index)
+            first, last = cotangents.range_in_step(index)
             a = a + cotangents.grads[first:last].sum(0)
             middle = stepper.middle(y, v, h)
             out, point = products.record(t0 + 0.5 * h, middle)
@@ -97,14 +101,14 @@ class Reversible(Gradient):
 class _Ending:
     """What the inverse steps start from, and the velocities that a discontinuity has interrupted."""
 
-    def __init__(self, flow: Begun, y0: Tensor) -> None:
-        self.flow, self.y0 = flow, y0
+    def __init__(self, dynamics: StartedDynamics, y0: Tensor) -> None:
+        self.dynamics, self.y0 = dynamics, y0
         self.y = self.v = y0
         self.count = 0
         self.restarts: dict[int, Tensor] = {}
 
-    def __call__(self, step: Any) -> None:
-        if self.count and step.f0 is not self.v:
+    def __call__(self, step: Step) -> None:
+        if self.count and step.retry is not self.v:
             self.restarts[self.count] = self.v
         self.count += 1
         self.y, self.v = step.y1, step.carry
@@ -132,7 +136,7 @@ def _check_reconstruction(spec: Spec, found: Tensor, y0: Tensor, end: Tensor) ->
     if not distance <= allowed:
         warnings.warn(
             f"The states that gradient='reversible' reconstructed end {distance:.1e} away from y0, more than the "
-            f"tolerance of {allowed:.1e}: rounding grows backwards in time where the dynamics contract, and the "
+            f"tolerance of {allowed:.1e}: rounding grows backwards in time if the dynamics contract, and the "
             "gradient is not to be trusted. Use gradient='discrete' or 'direct', a shorter interval, or float64.",
             QuadjointWarning,
             stacklevel=2,

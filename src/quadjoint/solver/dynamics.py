@@ -12,10 +12,8 @@ from torch import Tensor
 from quadjoint.autograd import private
 from quadjoint.autograd.leaves import leaves
 from quadjoint.errors import warn_once
-from quadjoint.solver.remembered import remembered
+from quadjoint.solver.protocols import Time
 from quadjoint.solver.state import Layout
-
-Time = float | Tensor
 
 
 class TimeMap(Protocol):
@@ -26,12 +24,6 @@ class TimeMap(Protocol):
 
     def parts(self) -> tuple[Callable[..., tuple[Tensor, Tensor]], tuple[Tensor, ...]]:
         """The map as a function of s and of tensors."""
-
-
-class Flow(Protocol):
-    """What a stepper evaluates: dy/dt at a time and a state, ``nudge`` units in the last place beside the time."""
-
-    def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor: ...
 
 
 _IN_PLACE = "f changed its input y in place; return a new tensor instead (for example y * 2, not y.mul_(2))."
@@ -45,8 +37,9 @@ class Dynamics:
     without grad.
     """
 
-    def __init__(self, f: Callable[..., Any], y0: Tensor, layout: Layout | None = None,
-                 time_map: TimeMap | None = None) -> None:  # fmt: skip
+    def __init__(
+        self, f: Callable[..., Any], y0: Tensor, layout: Layout | None = None, time_map: TimeMap | None = None
+    ) -> None:
         self.f = f
         self.time_map = time_map  # solver time to each sample's own time
         self.layout = layout or Layout()
@@ -77,7 +70,9 @@ class Dynamics:
         t = self.time(t, nudge)
         out = self.checked(t, y)
         # A function that switches grad on by itself would otherwise keep its graph alive on stored stages.
-        return out.detach() if out.requires_grad and not torch.is_grad_enabled() else out
+        if out.requires_grad and not torch.is_grad_enabled():
+            return out.clone() if private.inside_forward_mode() else out.detach()  # a copy keeps its tangent
+        return out
 
     def checked(self, t: Tensor, y: Tensor) -> Tensor:
         """Evaluate once and make sure that the result is a derivative of ``y``."""
@@ -99,8 +94,16 @@ class Dynamics:
         self._last = None if out.is_inference() else (weakref.ref(out), private.version(out))
         return out
 
+    def jacobian(self, given: Callable[..., Tensor], t: Time, y: Tensor) -> Tensor:
+        """What the user's function for df/dy returns at solver time ``t``."""
+        at, rate = self.time(t), None
+        if self.time_map is not None:
+            at, rate = self.time_map(at)
+        found = given(at, self.layout.unpack(y))
+        return found if rate is None else found * rate[..., None]
+
     def raw(self, t: Tensor, y: Tensor) -> Any:
-        """Evaluate on tensors, packing and unpacking tuples; nothing is counted or checked (also used under vmap)."""
+        """Evaluate on tensors, packing and unpacking structures; nothing is counted or checked (also for vmap)."""
         if self.needs_grad:
             return self._with_grad(t, y)
         try:
@@ -118,11 +121,11 @@ class Dynamics:
         recording = torch.is_grad_enabled()
         if y.requires_grad and recording:
             return self._call(t, y)
-        y = y.detach().requires_grad_()
+        y = _differentiable(y)
         with torch.enable_grad():
             out = self._call(t, y)
-        if recording and isinstance(out, Tensor) and not private.inside_transform():
-            # Where f depends on nothing that requires grad but this copy of y, there is nothing to record.
+        if recording and isinstance(out, Tensor) and not private.is_transformed():
+            # If f depends on nothing that requires grad but this copy of y, there is nothing to record.
             return out if any(x is not y for x in leaves(out)) else out.detach()
         return out
 
@@ -135,24 +138,20 @@ class Dynamics:
     def _user(self, t: Tensor, y: Tensor) -> Any:
         if not self.packed:
             return self.f(t, y)
-        parts = self.layout.unpack(y)
-        out = self.f(t, parts)
-        if not isinstance(out, tuple | list) or len(out) != len(parts):
-            got = f"{len(out)} of them" if isinstance(out, tuple | list) else type(out).__name__
-            raise ValueError(f"f must return a tuple of {len(parts)} tensors, as the state is one; got {got}.")
+        layout = self.layout
+        parts = layout.split(y)
+        out = layout.flatten(self.f(t, layout.hold(parts)), "f returned")
         for i, (part, derivative) in enumerate(zip(parts, out, strict=True)):
             if not isinstance(derivative, Tensor):
-                raise TypeError(f"f returned {type(derivative).__name__} for component {i} of the state, not a tensor.")
+                raise TypeError(f"f returned {type(derivative).__name__} for {layout.path(i)}, which is a tensor.")
             if derivative.dtype != part.dtype and not torch.is_autocast_enabled(part.device.type):
-                raise TypeError(
-                    f"f returned dtype {derivative.dtype} for component {i} of the state, which has {part.dtype}."
-                )
+                raise TypeError(f"f returned dtype {derivative.dtype} for {layout.path(i)}, which has {part.dtype}.")
             if derivative.shape != part.shape:
                 raise ValueError(
-                    f"f returned shape {tuple(derivative.shape)} for component {i} of the state, "
+                    f"f returned shape {tuple(derivative.shape)} for {layout.path(i)}, "
                     f"which has shape {tuple(part.shape)}."
                 )
-        return self.layout.pack(tuple(out))
+        return layout.join(out)
 
     def _mend(self, out: Any, y: Tensor) -> Tensor:
         """Accept what is meant (autocast's lower precision), refuse the rest in words."""
@@ -169,14 +168,25 @@ class Dynamics:
         )
 
 
-# What vmap raises where it cannot evaluate a function.
+def _differentiable(y: Tensor) -> Tensor:
+    """The same state for a function that differentiates in it by torch.autograd."""
+    try:
+        return (y.view_as(y) if private.inside_forward_mode() else y.detach()).requires_grad_()
+    except RuntimeError as error:
+        if not private.inside_transform():
+            raise
+        raise ValueError(
+            "f calls torch.autograd.grad or backward() itself, which needs an input that requires grad, and inside "
+            "torch.func none can be made. Use torch.func.grad, vjp or jvp inside f."
+        ) from error
+
+
+# What vmap raises if it cannot evaluate a function.
 _UNSTACKABLE = (RuntimeError, NotImplementedError, ValueError, TypeError)
 
 
 def _rule_out_vmap(f: Dynamics) -> None:
     """Note that f cannot be stacked: for backward hooks, which vmap does not call, or parameters of their own kind."""
-    if f.stackable is None and remembered(f.f).get("vmap") is False:
-        f.stackable = False
     module = getattr(f.f, "__self__", f.f)
     if f.stackable is None and isinstance(module, torch.nn.Module):
         hooked = any(private.has_module_hooks(m) for m in module.modules())
@@ -185,7 +195,7 @@ def _rule_out_vmap(f: Dynamics) -> None:
 
 
 def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
-    """f at a stack of (t, y) as one evaluation, or as a loop where f cannot be vectorised (said once)."""
+    """f at a stack of (t, y) as one evaluation, or as a loop if f cannot be vectorised (said once)."""
     ts = torch.as_tensor(times, dtype=f.time_dtype, device=ys.device)
     _rule_out_vmap(f)
     if len(ys) > 1 and f.stackable is not False:
@@ -199,13 +209,13 @@ def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tens
         except _UNSTACKABLE as error:
             if f.stackable:
                 raise
-            f.stackable = remembered(f.f)["vmap"] = False
+            f.stackable = False
             reason = str(error).splitlines()[0]
             warn_once(
                 f"vmap {type(f.f).__name__} {id(type(f.f))}",
                 f"The dynamics {type(f.f).__name__} cannot be evaluated as a stack ({reason}); "
                 "their products are computed one after another, which is slower.",
             )
-    if torch.is_grad_enabled() and not ys.requires_grad:
+    if torch.is_grad_enabled() and not ys.requires_grad and not private.is_transformed():
         ys = ys.detach().requires_grad_()  # which backward hooks of modules expect
     return torch.stack([f(t, y) for t, y in zip(ts.unbind(), ys.unbind(), strict=True)])

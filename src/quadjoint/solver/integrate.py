@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from quadjoint.errors import NonFiniteStateError, TooManyStepsError
 from quadjoint.solver.control import Control, GridControl
-from quadjoint.solver.dynamics import Flow
 from quadjoint.solver.events import EventWatch
 from quadjoint.solver.observe import Observer, SampleObserver
+from quadjoint.solver.protocols import Nudge, Step, Stepper, VectorField
+from quadjoint.solver.state import is_finite
+from quadjoint.solver.stiffness import ADVICE, NEAR, StiffnessWatch, stiffness
 
 Jumps = dict[float, Callable[[Tensor], Tensor]]
 
@@ -26,7 +26,7 @@ class Hooks:
     on_step: Callable[[float, Tensor, float], None] | None = None
     on_accept: Callable[[float, Tensor, float], None] | None = None
     on_reject: Callable[[float, Tensor, float], None] | None = None
-    accepted: Callable[[Any], None] | None = None  # receives the accepted step itself
+    accepted: Callable[[Step], None] | None = None  # receives the accepted step itself
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Taken:
 
     t0: float
     t1: float
-    nudge: tuple[int, int]
+    nudge: Nudge
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Integration:
     taken: list[Taken] = field(default_factory=list)
     rejected_steps: int = 0
     event_time: float | None = None
-    steps: list[Any] = field(default_factory=list)  # the accepted steps, if they were to be kept
+    steps: list[Step] = field(default_factory=list)  # the accepted steps, if they were to be kept
 
     @property
     def accepted_steps(self) -> int:
@@ -64,10 +64,10 @@ class Integrator:
 
     def __init__(
         self,
-        f: Flow,
+        f: VectorField,
         y0: Tensor,
         *,
-        stepper: Any,
+        stepper: Stepper,
         control: Control,
         observer: Observer | SampleObserver,
         watch: EventWatch | None = None,
@@ -91,6 +91,7 @@ class Integrator:
             observer.times[-1] = self.t_end
         self.stops = _stops(self.t, self.t_end, control, self.jumps)
         self.discontinuities = set(control.settings.jump_t)
+        self.stiffness = StiffnessWatch(stepper, f)
         self.carry = control.start(f, self.t, self.y, towards)
         self.fresh = self.t in self.discontinuities
 
@@ -113,7 +114,7 @@ class Integrator:
         nudge = _nudge(self.fresh or control.perturb, t1 in self.discontinuities or control.perturb, t1 - t)
         if hooks.on_step:
             hooks.on_step(t, y, t1 - t)
-        step = self.stepper.step(self.f, t, t1, y, self.carry, nudge, clock)
+        step = self.stepper.step(self.f, t, t1, y, carry=self.carry, nudge=nudge, clock=clock)
         good = control.judge(step)
         if good:
             self._accept(step, stop, nudge)
@@ -121,13 +122,13 @@ class Integrator:
             self.out.rejected_steps += 1
             if hooks.on_reject:
                 hooks.on_reject(t, y, t1 - t)
-            self.carry = step.ks[0] if hasattr(step, "ks") else self.carry
+            self.carry = self.carry if step.retry is None else step.retry
         count = self.out.accepted_steps + self.out.rejected_steps
         if not self.finished and count >= control.settings.max_num_steps:
             raise _too_many(control, self.t, self.t_end, step)
         return good
 
-    def _accept(self, step: Any, stop: float, nudge: tuple[int, int]) -> None:
+    def _accept(self, step: Step, stop: float, nudge: Nudge) -> None:
         out = self.out
         if self.hooks.on_accept:
             self.hooks.on_accept(self.t, self.y, step.t1 - step.t0)
@@ -143,7 +144,9 @@ class Integrator:
             self.observer.collect(step)
         if self.hooks.accepted:
             self.hooks.accepted(step)
+        self.stiffness.accept(step)
         self.t, self.y, self.carry = step.t1, step.y1, step.carry
+        _forget(step)
         self.fresh = self.t in self.discontinuities
         if self.t in self.jumps:
             self.y = self.jumps[self.t](self.y)
@@ -154,7 +157,7 @@ class Integrator:
             self.finished = self.finished or not self.stops
 
     def resume(
-        self, y: Tensor, f: Flow, accepted: Callable[[Any], None], observer: Observer | SampleObserver
+        self, y: Tensor, f: VectorField, *, accepted: Callable[[Step], None], observer: Observer | SampleObserver
     ) -> Integrator:
         """Go on from ``y``, the state reached, with other dynamics and observer; its derivative is evaluated anew."""
         self.f, self.y, self.carry, self.observer = f, y, None, observer
@@ -163,38 +166,56 @@ class Integrator:
 
 
 def retrace(
-    f: Flow,
+    f: VectorField,
     y0: Tensor,
     taken: list[Taken],
     *,
-    stepper: Any,
+    stepper: Stepper,
     observer: Observer | SampleObserver,
     points: Tensor | None = None,
     discontinuities: frozenset[float] = frozenset(),
 ) -> Integration:
     """Take the accepted steps of a solve again: the same numbers, without any control.
 
-    ``points`` are the ends of the steps as a tensor, where they are to be differentiated in.
+    ``points`` are the ends of the steps as a tensor, if they are to be differentiated in.
     """
     out = Integration(y0, list(taken))
     observer.begin(y0)
     y, carry = y0, None
     for n, record in enumerate(taken):
         clock = None if points is None else (points[n], points[n + 1])
-        step = stepper.step(f, record.t0, record.t1, y, carry, record.nudge, clock)
+        step = stepper.step(f, record.t0, record.t1, y, carry=carry, nudge=record.nudge, clock=clock)
         out.steps.append(step)
         observer.collect(step)
         y, carry = step.y1, None if step.t1 in discontinuities else step.carry
+        _forget(step)
     out.ys = observer.take()
     return out
 
 
-def _too_many(control: Control, t: float, t_end: float, step: Any) -> TooManyStepsError:
+def _forget(step: Step) -> None:
+    """Steps may be kept; what an implicit one knows for the next need not be."""
+    forget = getattr(step, "forget", None)
+    if forget is not None:
+        forget()
+
+
+def _too_many(control: Control, t: float, t_end: float, step: Step) -> TooManyStepsError:
     return TooManyStepsError(
         f"{control.settings.max_num_steps} steps were not enough: the solve got to t = {t:.6g} of {t_end:.6g} "
-        f"with step size {abs(step.t1 - step.t0):.3g}. Raise options['max_num_steps'], loosen the tolerances, "
-        "or, if the problem is stiff, use method='scipy_solver' with options={'solver': 'LSODA'}."
+        f"with step size {abs(step.t1 - step.t0):.3g}. {_remedy(step)}"
     )
+
+
+def _remedy(step: Step) -> str:
+    """What to do about too many steps."""
+    others = "raise options['max_num_steps'] or loosen the tolerances"
+    if getattr(step, "failed", None) is not None:  # it is implicit already
+        return f"{others[0].upper()}{others[1:]}."
+    found = stiffness(step)
+    if found is not None and found >= NEAR:
+        return f"The problem is stiff, as stability limits the step, and not the tolerance: {ADVICE}. Else {others}."
+    return f"{others[0].upper()}{others[1:]}; if the problem is stiff, {ADVICE}."
 
 
 def _stops(t0: float, t_end: float, control: Control, jumps: Jumps) -> list[float]:
@@ -206,7 +227,7 @@ def _stops(t0: float, t_end: float, control: Control, jumps: Jumps) -> list[floa
     return sorted([*inside, t_end], key=lambda s: -sign * s)
 
 
-def _nudge(after_jump: bool, before_jump: bool, dt: float) -> tuple[int, int]:
+def _nudge(after_jump: bool, before_jump: bool, dt: float) -> Nudge:
     """Evaluate just after a discontinuity at the start of a step and just before one at its end."""
     direction = 1 if dt > 0 else -1
     return (direction if after_jump else 0), (-direction if before_jump else 0)
@@ -214,7 +235,7 @@ def _nudge(after_jump: bool, before_jump: bool, dt: float) -> tuple[int, int]:
 
 def _check_finite(y: Tensor, t: float) -> None:
     """Fixed steps are not judged, so their result is looked at once, at the end."""
-    if not bool(torch.isfinite(y).all()):
+    if not is_finite(y):
         raise NonFiniteStateError(
             f"The state is not finite at t = {t:.6g}. Fixed steps may be too long for this problem (try a smaller "
             "options['step_size'] or an adaptive method), or f is not finite."

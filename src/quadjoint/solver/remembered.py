@@ -1,4 +1,4 @@
-"""The one place for what is remembered of a function between solves: compiled graphs, and that vmap does not work.
+"""The one place for what is remembered of a function between solves: compiled graphs.
 
 Nothing here changes a number. Entries live as long as the function, module or object that they are kept for.
 """

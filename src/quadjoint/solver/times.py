@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.solver.methods.catalogue import RUNGE_KUTTA
+from quadjoint.autograd import private
+from quadjoint.solver.methods.catalogue import runge_kutta_of
+from quadjoint.solver.spec import Method
 
 
 def check_times(t: Tensor, name: str = "t") -> np.ndarray:
@@ -21,7 +23,9 @@ def check_times(t: Tensor, name: str = "t") -> np.ndarray:
         raise TypeError(f"{name} must be floating point; got {t.dtype}. Use {name}.to(torch.float64).")
     if t.ndim not in (1, 2) or t.shape[-1] == 0:
         raise ValueError(f"{name} must have shape (K,) or, with times per sample, (B, K); got {tuple(t.shape)}.")
-    values = t.detach().to("cpu", torch.float64).numpy()
+    values = on_the_host(t, name)
+    if _are_fine(values):
+        return values
     if t.ndim == 1 and not np.isfinite(values).all():
         raise ValueError(
             f"{name} must be finite; entry {int(np.argmin(np.isfinite(values)))} is {values[~np.isfinite(values)][0]}."
@@ -37,9 +41,30 @@ def check_times(t: Tensor, name: str = "t") -> np.ndarray:
             raise ValueError(f"{name}[{b}] has NaN between times; padding must come last.")
         steps = np.diff(kept)
         if not ((steps > 0).all() or (steps < 0).all()):
-            where = f"{name}[{b}]" if t.ndim == 2 else name
-            raise ValueError(f"{where} must be strictly increasing or strictly decreasing; got {_short(kept)}.")
+            place = f"{name}[{b}]" if t.ndim == 2 else name
+            raise ValueError(f"{place} must be strictly increasing or strictly decreasing; got {_short(kept)}.")
     return values
+
+
+def _are_fine(values: np.ndarray) -> bool:
+    """Whether times, or every row of them, are finite and strictly monotone; a row with padding is not looked at."""
+    steps = values[..., 1:] - values[..., :-1]
+    monotone = (steps > 0).all(-1) | (steps < 0).all(-1)
+    return bool(np.all(monotone)) and bool(np.isfinite(values[..., 0] + values[..., -1]).all())
+
+
+def on_the_host(t: Tensor, name: str = "t") -> np.ndarray:
+    """Times as an array in float64."""
+    numbers = t.detach().to("cpu", torch.float64)
+    if not private.inside_transform():
+        return numbers.numpy()
+    try:
+        return np.array(numbers.tolist())  # tensors of a transform have no memory of their own
+    except RuntimeError as error:
+        raise ValueError(
+            f"{name} cannot be mapped over by torch.func.vmap. Instead, give {name} of shape (B, K), with times for "
+            "each of the B samples in y0."
+        ) from error
 
 
 def _short(values: np.ndarray) -> str:
@@ -73,12 +98,12 @@ class LinearMap:
 
     def times(self, s: np.ndarray) -> np.ndarray:
         """The times of each sample at its row of s, shape (B, n)."""
-        first, last = self.ends.numpy().T[:, :, None]
+        first, last = on_the_host(self.ends).T[:, :, None]
         return first + s * (last - first)
 
     def inverse(self, t: np.ndarray) -> np.ndarray:
         """Where each sample's times lie between its first and its last, shape (B, n)."""
-        first, last = self.ends.numpy().T[:, :, None]
+        first, last = on_the_host(self.ends).T[:, :, None]
         length = last - first
         return np.clip((t - first) / np.where(length == 0, 1.0, length), 0.0, 1.0)
 
@@ -111,7 +136,7 @@ class PiecewiseMap:
 
     def times(self, s: np.ndarray) -> np.ndarray:
         """The times of each sample at its row of s, shape (B, n)."""
-        table = self.table.numpy()
+        table = on_the_host(self.table)
         k = np.clip(np.floor(s), 0, table.shape[1] - 2).astype(np.int64)
         first, last = (np.take_along_axis(table, i, axis=1) for i in (k, k + 1))
         return first + (s - k) * (last - first)
@@ -119,7 +144,7 @@ class PiecewiseMap:
     def inverse(self, t: np.ndarray) -> np.ndarray:
         """Where on the common clock each sample reaches its times, shape (B, n)."""
         out = np.empty_like(t)
-        for row, times, s in zip(self.table.numpy(), t, out, strict=True):
+        for row, times, s in zip(on_the_host(self.table), t, out, strict=True):
             sign = 1.0 if row[-1] >= row[0] else -1.0
             distinct, first = np.unique(sign * row, return_index=True)
             s[:] = np.interp(sign * times, distinct, first.astype(np.float64))
@@ -145,12 +170,12 @@ def _wide(y: Tensor) -> torch.dtype:
     return torch.float64 if y.device.type != "mps" else torch.float32
 
 
-def common_clock(method: str, options: dict[str, Any], t: Tensor, y: Tensor) -> tuple[Clocks, dict[str, Any]]:
+def common_clock(method: Method, options: dict[str, Any], t: Tensor, y: Tensor) -> tuple[Clocks, dict[str, Any]]:
     """The time that all samples of a batch share in a solve, and the options in it, from those in their own times.
 
     Where f of each sample has discontinuities, options["jump_t"], the k-th of every sample is at k.
     """
-    if method not in RUNGE_KUTTA:
+    if runge_kutta_of(method) is None:
         raise ValueError(f"Times per sample need a Runge-Kutta method; got method={method!r}.")
     for name in ("grid_constructor", "step_t"):
         if options.get(name) is not None:

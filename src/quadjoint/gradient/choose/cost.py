@@ -10,7 +10,7 @@ The constants were fitted to the committed benchmarks on one CPU thread; only th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 FLOPS = 7e10  # operations a second in matrix products
 READ_BYTES = 1.6e10  # bytes a second when reading parameters
@@ -23,6 +23,10 @@ CHUNK = 512  # rows of a stacked product
 DIRECT = 2.5e-4
 JOINT, STACKED, AGAIN = 4.0e-4, 5.0e-4, 1.2e-4  # with kept activations, and what recomputing them adds
 COMPILED = 0.6  # of the overhead of "direct" in compiled steps
+FORWARD = 1.0e-4  # for an evaluation in a forward solve that is not recorded
+STACK = 5.0e-4  # for an evaluation of a stack of nodes, or one product of it
+SOLVE = 1.3e-9  # for a system of n equations, times n**3
+ITERATIONS = 3  # products in which the collocation equations of a step are solved, typically
 
 TYPICAL_EVALUATIONS = 30  # of a solve whose steps are not known beforehand
 
@@ -34,7 +38,7 @@ class Sizes:
     rows: int  # samples that one product of f has
     features: int  # numbers in the state of a sample
     state_bytes: int
-    parameters: int
+    parameter_count: int
     parameter_bytes: int
     activation_bytes: int  # kept by autograd for one evaluation
     evaluations: int = TYPICAL_EVALUATIONS  # in the forward solve
@@ -54,7 +58,7 @@ class Estimate:
 def predict(s: Sizes, activations: float = 0) -> dict[str, Estimate]:
     """Time and memory of "direct" and of the modes of "discrete", which may keep so many bytes of ``activations``."""
     e = s.evaluations
-    wide = 2.0 * s.parameters * s.rows / FLOPS
+    wide = 2.0 * s.parameter_count * s.rows / FLOPS
     thin = wide + s.parameter_bytes / READ_BYTES
     element = s.activation_bytes / ELEMENT_BYTES
     gradient = _traffic(s.parameter_bytes)
@@ -65,12 +69,34 @@ def predict(s: Sizes, activations: float = 0) -> dict[str, Estimate]:
         return costs
     kept = int(min(e, activations // max(1, s.activation_bytes)))
     again = (e - kept) * (AGAIN + thin + element)
-    held = e * s.state_bytes + kept * s.activation_bytes
-    costs["joint"] = Estimate(again + e * (JOINT + once + gradient), held + s.activation_bytes)
+    bytes_kept = e * s.state_bytes + kept * s.activation_bytes
+    costs["joint"] = Estimate(again + e * (JOINT + once + gradient), bytes_kept + s.activation_bytes)
     stack = max(1, min(e, CHUNK // max(1, s.rows)))
     saved = gradient if not s.linear else gradient / stack
-    costs["stacked"] = Estimate(again + e * (STACKED + once + saved), held + stack * s.activation_bytes)
+    costs["stacked"] = Estimate(again + e * (STACKED + once + saved), bytes_kept + stack * s.activation_bytes)
     return costs
+
+
+def predict_collocation(s: Sizes, *, steps: int, nodes: int, together: int) -> dict[str, Estimate]:
+    """Time and memory of "gq" with ``nodes`` in each of ``steps``, whose equations are solved densely or by iteration.
+
+    Of every node: an evaluation, the products of the solution (one for each number of a sample, or a few), and one
+    more in the state and the parameters. If they are solved densely, the nodes of ``together`` steps are stacked.
+    """
+    wide, read = 2.0 * s.parameter_count * s.rows / FLOPS, s.parameter_bytes / READ_BYTES
+    element = s.activation_bytes / ELEMENT_BYTES
+    forward = s.evaluations * (FORWARD + wide + read + element)
+    kept = steps * (nodes + 2) * s.state_bytes
+
+    def estimate(products: int, panels: int) -> Estimate:
+        each = (products + 3) * wide + (1.0 + 0.5 * (products + 1)) * element
+        stack = (products + 2) * (STACK + read) + _traffic(s.parameter_bytes)
+        seconds = forward + steps * nodes * each + math.ceil(steps / panels) * stack
+        return Estimate(seconds, kept + min(panels, steps) * nodes * s.activation_bytes)
+
+    dense = estimate(s.features, together)
+    systems = steps * s.rows * (nodes * s.features) ** 3 * SOLVE
+    return {"dense": replace(dense, seconds=dense.seconds + systems), "iterate": estimate(ITERATIONS, 1)}
 
 
 def _traffic(parameter_bytes: int) -> float:
@@ -80,9 +106,24 @@ def _traffic(parameter_bytes: int) -> float:
     return 3.0 * parameter_bytes / (NEAR_RATE if parameter_bytes <= FAR_BYTES else FAR_RATE)
 
 
-def cheapest(costs: dict[str, Estimate], limit: float = math.inf) -> str:
-    """The fastest within ``limit`` bytes; where none fits, the one that needs the least."""
+@dataclass(frozen=True)
+class Decision:
+    """A method, or a mode of one, and why: its name, a colon, and a clause."""
+
+    name: str
+    reason: str
+
+
+def decide(costs: dict[str, Estimate], *, evaluations: int = TYPICAL_EVALUATIONS, limit: float = math.inf) -> Decision:
+    """The one choice among methods, among the modes of "discrete" and among the ways to solve collocation equations.
+
+    It is the fastest of those that keep no more than ``limit`` bytes; if none does, the one that keeps the least.
+    """
     fitting = {name: c for name, c in costs.items() if c.bytes <= limit}
     if fitting:
-        return min(fitting, key=lambda name: fitting[name].seconds)
-    return min(costs, key=lambda name: costs[name].bytes)
+        name, why = min(fitting, key=lambda n: fitting[n].seconds), "the fastest"
+    else:
+        name, why = min(costs, key=lambda n: costs[n].bytes), "none fits, this keeps the least"
+    shown = ", ".join(f"{n} {c.seconds * 1e3:.3g} ms {c.bytes / 2**20:.3g} MiB" for n, c in costs.items())
+    within = f" within {limit / 2**20:.4g} MiB" if math.isfinite(limit) else ""
+    return Decision(name, f"{name}: of {shown} for {evaluations} evaluations, {why}{within}")

@@ -22,15 +22,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.errors import SolveError, nearest
+from quadjoint.errors import nearest
 from quadjoint.gradient.base import Gradient, Gradients, Task
+from quadjoint.gradient.choose.cost import Estimate, decide, predict_collocation
+from quadjoint.gradient.choose.measure import sample_size, samples, sizes_of
 from quadjoint.gradient.collocation.accuracy import refine
 from quadjoint.gradient.collocation.collocate import Sweep
-from quadjoint.gradient.collocation.rule import CollocationRule, collocation_rule
+from quadjoint.gradient.collocation.rule import collocation_rule
 from quadjoint.gradient.collocation.trajectory import Trajectory
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.first import First
 from quadjoint.gradient.products import Products
+from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.integrate import Integration
 from quadjoint.solver.spec import Spec
 
@@ -84,8 +87,7 @@ class GaussLegendre(Gradient):
     def check(self, spec: Spec) -> None:
         if self.max_states is not None and not spec.solver.stepper.transposable:
             raise ValueError(
-                "GaussLegendre(max_states=...) takes Runge-Kutta steps again; "
-                f"method {spec.solver.method!r} takes none."
+                f"GaussLegendre(max_states=...) takes Runge-Kutta steps again; method {spec.solver.name!r} takes none."
             )
 
     def recorder(self, task: Task, first: First | None) -> Trajectory:
@@ -93,20 +95,22 @@ class GaussLegendre(Gradient):
         return Trajectory(task, first, self.max_states)
 
     def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
-        if not bool(torch.isfinite(cotangents.grads).all()):
-            raise SolveError("The gradient of the loss has entries that are NaN or infinite; check the loss.")
+        cotangents.check_finite()
         rule = collocation_rule(self.nodes or _nodes(task.spec, cotangents))
-        event = run.event_time
+        event, steps = run.event_time, max(1, run.accepted_steps)
+        together = self._steps_at_once(task.f, memory.activation_bytes, rule.q)
+        dense = self._solution(task, memory.activation_bytes, steps=steps, nodes=rule.q) == "dense"
 
         def sweep(depth: int) -> tuple[Tensor, list[Tensor | None]]:
             products = Products(task)
-            tolerance = _tolerance(task.spec) if self.rtol is None else min(_tolerance(task.spec), 0.01 * self.rtol)
-            going = Sweep(task, products, cotangents, rule, tolerance)
+            going = Sweep(task, products, cotangents, rule, _tolerance(task.spec, self.rtol, depth))
             panels = memory.panels(task, event, cotangents, depth)
-            if self._dense(task):
-                going.solve_dense(panels, size=self._together(task, memory, rule))
+            if dense:
+                right = going.solve_dense(panels, size=together)
+                task.say("small systems, solved at once" if right else "small systems were wrong, so it was iterated")
             else:
                 going.iterate(panels)
+                task.say("iterated")
             task.stats.gradient_error = going.estimate.relative()
             return cotangents.at_start(going.a.view(task.f.shape)), products.finish()
 
@@ -115,19 +119,31 @@ class GaussLegendre(Gradient):
         a, sums, task.stats.gradient_error = refine(sweep, self.rtol, rule.q)
         return Gradients(a, sums)
 
-    def _dense(self, task: Task) -> bool:
-        """Whether to try small systems: a product for every number of a sample instead of a few for any state."""
+    def predict(self, task: Task, activation_bytes: int, *, evaluations: int) -> Estimate:
+        """What this gradient would cost after a forward solve of so many evaluations of f."""
+        stepper = task.spec.solver.stepper
+        steps = max(1, evaluations // stepper.evaluations)
+        nodes = self.nodes or math.ceil((stepper.order + 1) / 2)
+        sizes = sizes_of(task, activation_bytes, evaluations)
+        together = self._steps_at_once(task.f, activation_bytes, nodes)
+        costs = predict_collocation(sizes, steps=steps, nodes=nodes, together=together)
+        return costs[self._solution(task, activation_bytes, steps=steps, nodes=nodes)]
+
+    def _solution(self, task: Task, activation_bytes: int, *, steps: int, nodes: int) -> str:
+        """How to solve the equations of a step: the way that is predicted to be faster of those that can be tried."""
         f = task.f
         if self.solve != "auto":
-            return self.solve == "dense"
-        features = f.shape[-1] if f.shape else 1
-        return features <= SMALL and not f.dtype.is_complex and f.shape.numel() > 0
+            return self.solve
+        if sample_size(f.shape) > SMALL or f.dtype.is_complex or f.shape.numel() == 0:
+            return "iterate"
+        together = self._steps_at_once(f, activation_bytes, nodes)
+        costs = predict_collocation(sizes_of(task, activation_bytes), steps=steps, nodes=nodes, together=together)
+        return decide(costs).name
 
-    def _together(self, task: Task, memory: Trajectory, rule: CollocationRule) -> int:
+    def _steps_at_once(self, f: Dynamics, activation_bytes: int, nodes: int) -> int:
         """How many steps are solved at once."""
-        rows = max(1, task.f.shape[:-1].numel()) if task.f.shape else 1
-        by_bytes = self.chunk // max(1, rule.q * memory.activation_bytes)
-        return max(1, min(by_bytes, ROWS // (rows * rule.q)))
+        by_bytes = self.chunk // max(1, nodes * activation_bytes)
+        return max(1, min(by_bytes, ROWS // (samples(f.shape) * nodes)))
 
 
 def _nodes(spec: Spec, cotangents: Cotangents) -> int:
@@ -136,8 +152,7 @@ def _nodes(spec: Spec, cotangents: Cotangents) -> int:
     inside = not np.isin(cotangents.keys, cotangents.ends).all()
     if not inside or _asked(spec) >= 1e-5:
         return q
-    tableau = getattr(spec.solver.smooth, "tableau", None)
-    return max(q, q + 1 if tableau is None else tableau.dense_order)
+    return max(q, spec.solver.smooth.dense_order or q + 1)
 
 
 def _asked(spec: Spec) -> float:
@@ -146,6 +161,12 @@ def _asked(spec: Spec) -> float:
     return (float(rtol.min()) if isinstance(rtol, Tensor) else float(rtol)) if spec.adaptive else 1e-9
 
 
-def _tolerance(spec: Spec) -> float:
-    """To which relative error the equations of a step are iterated: well below that of the forward solve."""
-    return max(10 * torch.finfo(spec.f.dtype).eps, 0.03 * min(_asked(spec), 1e-2))
+def _tolerance(spec: Spec, rtol: float | None, depth: int) -> float:
+    """To which relative error the equations of a panel are iterated: well below that of the forward solve.
+
+    With ``rtol`` also below that; the errors of 2**depth panels a step add up.
+    """
+    wanted = 0.03 * min(_asked(spec), 1e-2)
+    if rtol is not None:
+        wanted = min(wanted, 0.01 * rtol) * 0.5**depth
+    return max(10 * torch.finfo(spec.f.dtype).eps, wanted)

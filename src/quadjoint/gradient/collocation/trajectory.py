@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from quadjoint.gradient.base import Task
 from quadjoint.gradient.collocation.panels import Panel, Piece, piece_of
@@ -14,18 +13,21 @@ from quadjoint.gradient.discrete.sweep import replay
 from quadjoint.gradient.discrete.tape import Tape
 from quadjoint.gradient.first import First
 from quadjoint.gradient.proof import Proof
+from quadjoint.solver.protocols import Step
 
 
 class Trajectory:
     """The accepted steps of the forward solve, as polynomials or, with ``max_states``, as checkpoints."""
 
     def __init__(self, task: Task, first: First, max_states: int | None) -> None:
-        self.flow = Tape(task.f, first)
+        self.dynamics = Tape(task.f, first)
         self.activation_bytes = first.activation_bytes or 0
         self.pieces: list[Piece] = []
-        self.checkpoints = None if max_states is None else StepRecorder(self.flow, stages=False, max_states=max_states)
+        self.checkpoints = (
+            None if max_states is None else StepRecorder(self.dynamics, stages=False, max_states=max_states)
+        )
 
-    def __call__(self, step: Any) -> None:
+    def __call__(self, step: Step) -> None:
         if self.checkpoints is None:
             self.pieces.append(piece_of(step))
         else:
@@ -41,11 +43,11 @@ class Trajectory:
             if last and event is not None:
                 high = (event - piece.t0) / (piece.t1 - piece.t0)
             last = False
-            yield from _divided(Panel(n, piece, high=high, observations=cotangents.inside(n)), cotangents, depth)
+            yield from _divided(Panel(n, piece, high=high, observations=cotangents.range_in_step(n)), cotangents, depth)
         proof.conclude()
 
     def _proven(self, task: Task, proof: Proof) -> Iterator[tuple[int, Piece]]:
-        """The pieces that were kept; f is held against stages of the forward solve at both ends of them."""
+        """The pieces that were kept; f is compared with stages of the forward solve at both ends."""
         for piece in {id(piece): piece for piece in (*self.pieces[:1], *self.pieces[-1:])}.values():
             start = piece.start()
             if start is not None:
@@ -59,6 +61,7 @@ class Trajectory:
         """Steps taken again from checkpoints, with the stages of the continuous extension."""
         assert self.checkpoints is not None
         for record, step in self.checkpoints.backwards(partial(replay, task), proof):
+            assert step is not None
             before = task.f.evaluations
             piece = piece_of(step)
             task.stats.backward_evaluations += task.f.evaluations - before

@@ -17,17 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.errors import SolveError
 from quadjoint.gradient.base import Gradients, Task
+from quadjoint.gradient.continuous.augmented import AugmentedJacobian
 from quadjoint.gradient.continuous.integral import InState, Quadrature, QuadratureSum
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.products import Products
 from quadjoint.solver.control import GridControl
-from quadjoint.solver.dynamics import Dynamics, Time
+from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.integrate import Hooks, Integration, Integrator
 from quadjoint.solver.methods.catalogue import make_solver
+from quadjoint.solver.methods.jacobian import JacobianSource
+from quadjoint.solver.methods.scipy_solvers import Scipy
 from quadjoint.solver.observe import Observer, SampleObserver
-from quadjoint.solver.spec import Solver
+from quadjoint.solver.protocols import Time
+from quadjoint.solver.spec import InitialValue, Solver
 from quadjoint.solver.state import Layout, mixed_norm
 from quadjoint.solver.times import LinearMap, PiecewiseMap
 
@@ -35,17 +38,16 @@ if TYPE_CHECKING:
     from quadjoint.gradient.continuous.family import ContinuousAdjoint
 
 
-def backward_sweep(how: ContinuousAdjoint, task: Task, run: Integration, cotangents: Cotangents) -> Gradients:
+def solve_backwards(how: ContinuousAdjoint, task: Task, run: Integration, cotangents: Cotangents) -> Gradients:
     """Gradients by the adjoint equation."""
-    if not bool(torch.isfinite(cotangents.grads).all()):
-        raise SolveError("The gradient of the loss has entries that are NaN or infinite; check the loss.")
+    cotangents.check_finite()
     observer = task.spec.make_observer()
     positions = None
     if isinstance(observer, SampleObserver):
         task, jumps, positions = _common_clock(task, run, cotangents, observer)
     else:
         jumps = _jumps(task.spec.times(run.event_time), run.ys, cotangents)
-    return _Sweep(how, task, run, jumps, positions).run()
+    return _BackwardSolve(how, task, run, jumps, positions).run()
 
 
 # Time to the gradient of the loss there, the state observed, and which samples observe it (all of them if None).
@@ -91,7 +93,7 @@ def _common_clock(
     return replace(task, spec=replace(task.spec, f=f)), jumps, positions
 
 
-class _Sweep:
+class _BackwardSolve:
     """One backward solve: its state [z, a] or [z, a, a_theta], its dynamics, its jumps."""
 
     def __init__(
@@ -135,6 +137,11 @@ class _Sweep:
         # Real parameters of a complex state, or of another precision, are carried in the dtype of the state.
         rates = [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
         return self.layout.pack((out.detach(), *(-self._carried(g).to(a.dtype) for g in rates)))
+
+    def own_jacobian(self, t: Time, y: Tensor, nudge: int) -> AugmentedJacobian:
+        """For implicit methods."""
+        z = self.layout.unpack(y)[0]
+        return AugmentedJacobian(JacobianSource(), self.task.f, t, z, nudge)
 
     def _jump(self, t: float) -> Callable[[Tensor], Tensor]:
         """Apply an observation: add its gradient, and put z back on the forward solution."""
@@ -184,19 +191,19 @@ class _Sweep:
             integral.nodes,
             self.task,
             self.products,
-            split=lambda state: self.layout.unpack(state)[:2],  # type: ignore[arg-type, return-value]
+            split=lambda states: self.layout.unpack(states, leading=1)[:2],
             order=order,
             breaks=ordered,
         )
 
     def _discontinuities(self) -> tuple[float, ...]:
-        """Where the dynamics jump: as told, and where the clocks of the samples change their rates."""
+        """Times at which the dynamics jump: as named, and as the clocks of the samples change their rates."""
         if self.task.f.time_map is not None:
             return tuple(self.times[1:-1])
         return self.task.spec.solver.settings.jump_t
 
     def _solver(self, state: Tensor) -> Solver:
-        """The solver of the backward pass: the forward one's method and tolerances unless told otherwise."""
+        """The solver of the backward pass: the forward one's method and tolerances unless others are given."""
         how, forward, times = self.how, self.task.spec.solver, self.times
         rtol = forward.settings.rtol if how.rtol is None else how.rtol
         atol = forward.settings.atol if how.atol is None else how.atol
@@ -205,9 +212,9 @@ class _Sweep:
         if forward.grid is not None and how.method is None and "step_size" not in options:
             perturb = forward.make_control().perturb or self.task.f.time_map is not None
             grid = self._backward_grid(forward.grid)
-            return Solver(method, forward.smooth, partial(GridControl, grid, None, perturb), forward.settings, grid)
+            return Solver(method, forward.smooth, partial(GridControl, grid, perturb=perturb), forward.settings, grid)
         options.setdefault("norm", self.norm)
-        if method == "scipy_solver":
+        if method == "scipy_solver" and isinstance(forward.stepper, Scipy):
             options = {**forward.stepper.given, **options}
         elif how.method is None and how.options is None and forward.grid is None:
             kept = ("safety", "ifactor", "dfactor", "min_step", "max_step", "controller", "max_num_steps")
@@ -216,7 +223,8 @@ class _Sweep:
             # A step like the forward solve's average one: no search is needed.
             options["first_step"] = abs(times[-1] - times[0]) / max(1, self.accepted_steps)
         span = torch.tensor([times[-1], times[0]], dtype=torch.float64)
-        solver = make_solver(method, options, rtol, atol, self.layout, span, span.tolist(), state, self)
+        problem = InitialValue(self, state, span, self.layout)
+        solver = make_solver(method, options, problem, rtol=rtol, atol=atol)
         return replace(solver, stepper=solver.smooth)
 
     def _backward_grid(self, grid: list[float]) -> list[float]:

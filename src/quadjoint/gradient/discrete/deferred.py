@@ -15,8 +15,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from quadjoint.autograd import private
-from quadjoint.autograd.recorded import Graph
+from quadjoint.autograd.recorded import Recording
 from quadjoint.gradient.products import CHUNK_ROWS, LEAST_BYTES, Products
+from quadjoint.solver.rows import Rows
 
 Layer = tuple[int, int | None]  # indices of weight and bias among the parameters
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -31,7 +32,7 @@ class DeferredLinear(TorchFunctionMode):
         self.index = {id(p): i for i, p in enumerate(params)}
         self.products: Products | None = None  # where the sums are, while a backward pass of ours runs
         self.task: int | None = None
-        self.noted: dict[Layer, tuple[list[Tensor], list[Tensor]]] = {}
+        self.noted: dict[Layer, Rows] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.linear and not kwargs and len(args) == 3 and self._is_layer(*args[1:]):
@@ -47,18 +48,18 @@ class DeferredLinear(TorchFunctionMode):
             return False
         return bias is None or (id(bias) in self.index and type(bias) in PLAIN and bias.ndim == 1)
 
-    def transpose(self, products: Products, graph: Graph, a: Tensor) -> Tensor:
+    def transpose(self, products: Products, recording: Recording, a: Tensor) -> Tensor:
         """As ``Products.transpose``, with the parameter products of linear layers noted.
 
-        Only in this backward pass: where f itself calls autograd, also within it, it wants its gradients at once.
+        Only in this backward pass: if f itself calls autograd, even within it, it wants its gradients at once.
         """
-        if not graph.out.requires_grad:
-            return torch.zeros_like(graph.y)
+        if not recording.out.requires_grad:
+            return torch.zeros_like(recording.y)
         self.products = products
         try:
             with torch.enable_grad():
-                out = _Begin.apply(graph.out, self)
-            return products.transpose(out, graph.y, a)
+                out = _Begin.apply(recording.out, self)
+            return products.transpose(out, recording.y, a)
         finally:
             self.products, self.task = None, None
 
@@ -78,18 +79,16 @@ class DeferredLinear(TorchFunctionMode):
 
     def note(self, layer: Layer, x: Tensor, g: Tensor) -> None:
         """Keep one pair of a layer; its product is made once there are enough rows."""
-        xs, gs = self.noted.setdefault(layer, ([], []))
-        xs.append(x.reshape(-1, x.shape[-1]))
-        gs.append(g.reshape(-1, g.shape[-1]))
         assert self.products is not None
+        rows = self.noted.setdefault(layer, Rows())
+        rows.add(x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1]))
         allowed = max(LEAST_BYTES, self.params[layer[0]].numel() * g.element_size())
-        rows, size = len(xs) * len(xs[0]), (xs[0].shape[-1] + gs[0].shape[-1]) * g.element_size()
-        if rows >= CHUNK_ROWS or (rows + len(xs[0])) * size > allowed:
+        size = (x.shape[-1] + g.shape[-1]) * g.element_size()
+        if rows.count >= CHUNK_ROWS or (rows.count + len(rows.parts[0][0])) * size > allowed:
             self._add(layer, self.products)
 
     def _add(self, layer: Layer, products: Products) -> None:
-        (weight, bias), (xs, gs) = layer, self.noted.pop(layer)
-        g, x = torch.cat(gs), torch.cat(xs)
+        (weight, bias), (x, g) = layer, self.noted.pop(layer).take()
         products.stats.vjp_params += 1
         products.add_product(weight, g.T, x)
         if bias is not None:
@@ -124,8 +123,7 @@ class _Linear(torch.autograd.Function):
     """x W^T + b, whose gradients in W and b are noted in a backward pass of ours, and else returned."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sink: DeferredLinear,
-                layer: Layer) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sink: DeferredLinear, layer: Layer) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.sink, ctx.layer = sink, layer
         return functional.linear(x, weight, bias)

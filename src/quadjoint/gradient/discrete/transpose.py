@@ -14,6 +14,7 @@ from quadjoint.gradient.base import Task
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.discrete.checkpoints import StepRecord
 from quadjoint.solver.methods.runge_kutta import RungeKutta
+from quadjoint.solver.methods.sums import stage_nudge, stage_time
 
 
 class StepTransposer:
@@ -21,7 +22,9 @@ class StepTransposer:
 
     def __init__(self, task: Task, cotangents: Cotangents) -> None:
         self.task, self.cotangents = task, cotangents
-        self.method: RungeKutta = task.spec.solver.stepper
+        method = task.spec.solver.stepper
+        assert isinstance(method, RungeKutta)
+        self.method = method
         tableau = self.method.tableau
         self.total = total = tableau.stages + tableau.extra_stages
         self.dtype, self.device = cotangents.grads.dtype, cotangents.grads.device
@@ -43,13 +46,13 @@ class StepTransposer:
 
     def needs_extension(self, record: StepRecord) -> bool:
         """Whether states inside the step were asked for that the forward solve had not evaluated its stages for."""
-        first, last = self.cotangents.inside(record.index)
+        first, last = self.cotangents.range_in_step(record.index)
         inside = last > first and self.cotangents.times[first] != record.t1
         return record.stages < self.total and inside
 
     def open(self, record: StepRecord, a: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor, list[bool]]:
         """Adjoints of a step before its own stages are transposed, its weights in h, and which stages matter so far."""
-        first, last = self.cotangents.inside(record.index)
+        first, last = self.cotangents.range_in_step(record.index)
         h = record.t1 - record.t0
         weights = self.rows[:, : 1 + record.stages] * h
         weights[:, 0] = 1.0
@@ -72,7 +75,6 @@ class StepTransposer:
 
     def stage_time(self, record: StepRecord, i: int) -> float:
         """When stage i was evaluated, to the last bit: just inside the step at a discontinuity."""
-        c = self.method.nodes[i]
-        t = record.t1 if c == 1.0 else record.t0 + c * (record.t1 - record.t0)
-        nudge = record.nudge[0] if c == 0.0 else record.nudge[1] if c == 1.0 else 0
-        return float(self.task.f.time(t, nudge)) if nudge else t
+        c, nudge = self.method.nodes[i], stage_nudge(self.method.nodes[i], record.nudge)
+        t = stage_time(c, (record.t0, record.t1), record.t1 - record.t0)
+        return float(self.task.f.time(t, nudge)) if nudge else float(t)

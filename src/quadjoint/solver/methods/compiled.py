@@ -1,6 +1,6 @@
 """Runge-Kutta steps under ``torch.compile``: one graph a step, for the forward and, by AOTAutograd, the backward pass.
 
-The graph takes t, dt and the tolerances as tensors, so that none of them causes a recompilation. It is kept per
+The graph takes times and tolerances as tensors, so that none of them causes a recompilation. It is kept per
 function and method; shapes and dtypes are guarded by torch.compile itself.
 """
 
@@ -18,10 +18,12 @@ from torch import Tensor
 from quadjoint.autograd import private
 from quadjoint.errors import SolveError, warn_once
 from quadjoint.solver.dynamics import Dynamics
-from quadjoint.solver.methods.runge_kutta import Clock, RungeKutta, RungeKuttaStep
+from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep, take_stages
+from quadjoint.solver.methods.sums import weighted
+from quadjoint.solver.protocols import Clock, Nudge, VectorField
 from quadjoint.solver.remembered import remembered
 from quadjoint.solver.spec import Spec
-from quadjoint.solver.state import rms_norm
+from quadjoint.solver.state import error_ratio, rms_norm
 
 _numbers = itertools.count()
 # On small networks the Python wrapper of a graph costs more than its kernels, hence the C++ one.
@@ -41,8 +43,8 @@ class CompiledStep(RungeKuttaStep):
 
     __slots__ = ("ratio", "stages")
 
-    def __init__(self, *args: Any, stages: Tensor, ratio: Tensor | None) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, stages: Tensor, ratio: Tensor | None, **named: Any) -> None:
+        super().__init__(*args, **named)
         self.stages, self.ratio = stages, ratio
 
     def stacked(self) -> Tensor:
@@ -59,13 +61,30 @@ class CompiledRungeKutta(RungeKutta):
         self, eager: RungeKutta, run: Callable[..., Any], inputs: tuple[Tensor, ...], dynamics: Dynamics
     ) -> None:
         super().__init__(eager.tableau, None if eager.smooth is eager else eager.smooth)
-        self.eager, self.run, self.inputs, self.dynamics = eager, run, inputs, dynamics
-        self.broken = self.traced = False
+        self._eager, self.run, self.inputs, self.dynamics = eager, run, inputs, dynamics
+        self.broken, self.calls = False, 0
 
-    def step(self, f: Any, t0: float, t1: float, y: Tensor, carry: Tensor | None = None,
-             nudge: tuple[int, int] = (0, 0), clock: Clock | None = None) -> RungeKuttaStep:  # fmt: skip
+    @property
+    def twice(self) -> RungeKutta:
+        return self._eager
+
+    @property
+    def eager(self) -> RungeKutta:
+        return self._eager
+
+    def step(
+        self,
+        f: VectorField,
+        t0: float,
+        t1: float,
+        y: Tensor,
+        *,
+        carry: Tensor | None = None,
+        nudge: Nudge = (0, 0),
+        clock: Clock | None = None,
+    ) -> RungeKuttaStep:
         if self.broken or nudge != (0, 0) or clock is not None:
-            return self.eager.step(f, t0, t1, y, carry, nudge, clock)
+            return self.eager.step(f, t0, t1, y, carry=carry, nudge=nudge, clock=clock)
         if torch.is_grad_enabled() and not y.requires_grad:
             y = y.detach().requires_grad_()  # one graph for the first and all later steps
         k = f(t0, y) if carry is None else carry
@@ -82,22 +101,36 @@ class CompiledRungeKutta(RungeKutta):
                 f"The dynamics {name} could not be compiled ({type(error).__name__}: {reason}); "
                 "the solve goes on without compilation.",
             )
-            return self.eager.step(f, t0, t1, y, carry, nudge, clock)
+            return self.eager.step(f, t0, t1, y, carry=carry, nudge=nudge, clock=clock)
         self.dynamics.evaluations += self.stages - 1
         ks = list(stages.unbind(0))
-        return CompiledStep(self, f, t0, t1, y, ks, [y], y1, t1 - t0, nudge, clock, carry is not None,
-                            stages=stages, ratio=ratio)  # fmt: skip
+        return CompiledStep(
+            self,
+            f,
+            t0=t0,
+            t1=t1,
+            y0=y,
+            y1=y1,
+            ks=ks,
+            inputs=[y],
+            dt=t1 - t0,
+            nudge=nudge,
+            clock=clock,
+            first_shared=carry is not None,
+            stages=stages,
+            ratio=ratio,
+        )
 
     def call(self, t0: float, t1: float, y: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Run the graph: end of the step, stacked stages, error in units of the tolerance."""
-        times = torch.tensor([t0, t1 - t0], dtype=self.dynamics.time_dtype, device=y.device)
-        if not self.traced:
-            # The tracer gives warnings about itself, which must not become errors.
+        times = torch.tensor([t0, t1, t1 - t0], dtype=self.dynamics.time_dtype, device=y.device)
+        self.calls += 1
+        if self.calls <= 2:
+            # These may be traced: the first, and the second, whose state is the result of another operation. The
+            # tracer gives warnings about itself, which must not become errors.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                out = self.run(times, y, k, *self.inputs)
-            self.traced = True
-            return out
+                return self.run(times, y, k, *self.inputs)
         return self.run(times, y, k, *self.inputs)
 
 
@@ -106,13 +139,13 @@ def with_compiled_steps(spec: Spec) -> Spec:
     stepper, f, settings = spec.solver.stepper, spec.f, spec.solver.settings
     if type(stepper) is not RungeKutta:
         warn_once(
-            f"compile method {spec.solver.method}",
-            f"compile=True has no effect with method {spec.solver.method!r}; it compiles Runge-Kutta steps.",
+            f"compile method {spec.solver.name}",
+            f"compile=True has no effect with method {spec.solver.name!r}; it compiles Runge-Kutta steps.",
         )
         return spec
     with_ratio = stepper.adaptive and settings.norm is rms_norm
     key, evaluate, tensors = _parts(f)
-    key = ("compiled", key, stepper.tableau.name, with_ratio)
+    key = ("compiled", key, stepper.tableau.numbers, with_ratio)
     kept = remembered(f.f)
     if key not in kept:
         kept[key] = torch.compile(_step_function(evaluate, stepper, with_ratio), **COMPILE)
@@ -137,39 +170,26 @@ def _parts(f: Dynamics) -> tuple[Any, Callable[..., Tensor], tuple[Tensor, ...]]
         own, rate = extra[:count], None
         if clock is not None:
             t, rate = clock(t, *extra[count:])
-        out = layout.pack(tuple(inner(t, layout.unpack(y), *own))) if packed else inner(t, y, *own)
+        out = layout.pack(inner(t, layout.unpack(y), *own)) if packed else inner(t, y, *own)
         return out if rate is None else out * rate
 
     return (key, layout, type(f.time_map), f.time_dtype, len(f.shape)), evaluate, (*tensors, *of_clock)
 
 
 def _step_function(evaluate: Callable[..., Tensor], method: RungeKutta, with_ratio: bool) -> Callable[..., Any]:
-    rows, nodes, weights = method.rows, method.nodes, method.weights
-    error_weights, stages, fsal = method.error_weights, method.stages, method.fsal
+    def step(
+        times: Tensor, y: Tensor, k: Tensor, rtol: Tensor, atol: Tensor, *extra: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        def f(t: Any, y: Tensor, nudge: int = 0) -> Tensor:
+            return evaluate(t, y, *extra)
 
-    def step(times: Tensor, y: Tensor, k: Tensor, rtol: Tensor, atol: Tensor, *extra: Tensor,
-             ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-        t, dt = times[0], times[1]
-        ks = [k]
-        last = y
-        for i in range(1, stages):
-            last = y
-            for j, w in rows[i]:
-                last = last + (w * dt) * ks[j]
-            ks.append(evaluate(t + nodes[i] * dt, last, *extra))
-        end = last
-        if not fsal:
-            end = y
-            for j, w in weights:
-                end = end + (w * dt) * ks[j]
+        t0, t1, dt = times.unbind()
+        ks, _, y1 = take_stages(method, f, (t0, t1), y, k, dt=dt, length=dt)
         ratio = None
-        if with_ratio and error_weights is not None:
-            error = torch.zeros_like(y)
-            for j, w in error_weights:
-                error = error + (w * dt) * ks[j].detach()
-            scale = atol + rtol * torch.maximum(y.detach().abs(), end.detach().abs())
-            ratio = (error / scale).abs().square().mean().sqrt()
-        return end, torch.stack(ks), ratio
+        if with_ratio and method.error_weights is not None:
+            error = weighted([k.detach() for k in ks], method.error_weights, dt)
+            ratio = error_ratio(error, y.detach(), y1.detach(), rtol=rtol, atol=atol, norm=rms_norm)
+        return y1, torch.stack(ks), ratio
 
     # torch.compile counts recompilations per code object; each function gets one of its own.
     step.__code__ = step.__code__.replace(co_name=f"step_{next(_numbers)}")

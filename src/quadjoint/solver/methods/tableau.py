@@ -1,4 +1,4 @@
-"""Explicit Runge-Kutta methods as data: coefficients, embedded error estimate, continuous extension.
+"""Runge-Kutta methods as data: coefficients, embedded error estimate, continuous extension.
 
 A tableau checks itself when it is built, against Butcher's order conditions over all rooted trees, for
 the solution, for the embedded solution and, as polynomials in theta, for the continuous extension. A
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from quadjoint.solver.methods import coefficients
+from quadjoint.solver.interpolation import HERMITE, powers
 from quadjoint.solver.methods.rooted_trees import rooted_trees
 
 # The coefficients are rationals or decimals rounded to float64; the largest, in the continuous extension
@@ -22,12 +23,17 @@ TOLERANCE = 1e-11
 
 @dataclass(frozen=True, eq=False)
 class ButcherTableau:
-    """An explicit Runge-Kutta method with s stages and e extra stages for points inside a step.
+    """A Runge-Kutta method, explicit or implicit, with s stages and e extra stages for points inside a step.
 
     k_i = f(t0 + c_i h, y0 + h sum_j a_ij k_j),  y1 = y0 + h sum_i b_i k_i,
     y1 - yhat1 = h sum_i b_error_i k_i,  y(t0 + theta h) = y0 + h sum_i b_i(theta) k_i.
 
-    The extra stages enter b_i(theta) only; they are evaluated when a point inside the step is wanted.
+    The extra stages enter b_i(theta) only; they are evaluated when a point inside the step is wanted. A method without
+    ``dense`` gets the cubic Hermite polynomial (of order one, the straight line), whose slopes at t0 and t1 are stages
+    if the first is f(t0, y0) and the last f(t1, y1), and else extra stages.
+
+    ``error_filter`` is the gamma of (I - h gamma J)^-1, with J = df/dy, by which the error estimate of an implicit
+    method is multiplied so that it stays bounded in stiff components.
 
     >>> import torch, quadjoint as qj
     >>> tableau = qj.TABLEAUS["dopri5"]
@@ -38,17 +44,19 @@ class ButcherTableau:
     name: str
     order: int
     c: np.ndarray  # (s,)
-    a: np.ndarray  # (s, s), strictly lower triangular
+    a: np.ndarray  # (s, s), strictly lower triangular for an explicit method
     b: np.ndarray  # (s,)
-    b_error: np.ndarray | None  # (s,); None for a method without error estimate (fixed steps)
-    error_order: int | None  # order of the embedded solution with weights b - b_error
-    c_extra: np.ndarray  # (e,)
-    a_extra: np.ndarray  # (e, s + e), strictly lower triangular below a
-    dense: np.ndarray  # (s + e, degree): b_i(theta) = sum_d dense[i, d - 1] theta**d
-    dense_order: int  # order of the continuous extension, uniformly in theta
-    reference: str
+    b_error: np.ndarray | None = None  # (s,); None for a method without error estimate (fixed steps)
+    error_order: int | None = None  # order of the embedded solution with weights b - b_error
+    c_extra: np.ndarray = None  # type: ignore[assignment]  # (e,)
+    a_extra: np.ndarray = None  # type: ignore[assignment]  # (e, s + e), strictly lower triangular below a
+    dense: np.ndarray = None  # type: ignore[assignment]  # (s + e, degree): b_i(theta) = sum_d dense[i, d - 1] theta**d
+    dense_order: int = 0  # order of the continuous extension, uniformly in theta
+    reference: str = ""
+    error_filter: float | None = None
 
     def __post_init__(self) -> None:
+        self._extend()
         for field in ("c", "a", "b", "b_error", "c_extra", "a_extra", "dense"):
             value = getattr(self, field)
             if value is not None:
@@ -58,6 +66,24 @@ class ButcherTableau:
         self._check_shapes()
         self._check_rows()
         self._check_orders()
+
+    def _extend(self) -> None:
+        """Fill in what was left out: no extra stages, or a continuous extension with what it needs."""
+        dense: Any = self.dense
+        c_extra: Any = self.c_extra
+        values: dict[str, Any] = {}
+        if dense is None:
+            values = _default_extension(self.order, np.array(self.a, np.float64), np.array(self.b, np.float64))
+        elif c_extra is None:
+            values = {"c_extra": np.empty(0), "a_extra": np.empty((0, len(self.b)))}
+        for field, value in values.items():
+            object.__setattr__(self, field, value)
+
+    @property
+    def numbers(self) -> bytes:
+        """What tells the steps of two methods apart, whatever their names are."""
+        arrays = (self.a, self.b, self.c, self.b_error)
+        return b"".join(b"none" if x is None else x.tobytes() for x in arrays)
 
     @property
     def stages(self) -> int:
@@ -72,7 +98,28 @@ class ButcherTableau:
     @property
     def fsal(self) -> bool:
         """Whether the last stage is f(t1, y1), and so the first stage of the next step."""
-        return self.stages > 1 and self.c[-1] == 1.0 and bool(np.array_equal(self.a[-1], self.b))
+        return self.stages > 1 and self.stiffly_accurate and not self.a[0].any()
+
+    @property
+    def stiffly_accurate(self) -> bool:
+        """Whether the last stage is at y1."""
+        return self.c[-1] == 1.0 and bool(np.array_equal(self.a[-1], self.b))
+
+    @property
+    def explicit(self) -> bool:
+        """Whether every stage depends on those before it only."""
+        return not np.triu(self.a).any()
+
+    @property
+    def blocks(self) -> list[tuple[int, int]]:
+        """Ranges of stages that have to be solved for together, one after another: as short as they can be."""
+        ends = [i for i in range(1, self.stages + 1) if not self.a[:i, i:].any()]
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+
+    @property
+    def estimate_order(self) -> int:
+        """The power of h with which the error estimate falls; that of the step's own error if there is none."""
+        return 1 + (self.order if self.error_order is None else min(self.order, self.error_order))
 
     @property
     def first_extra_is_next(self) -> bool:
@@ -86,7 +133,12 @@ class ButcherTableau:
         points = np.asarray(theta, dtype=np.float64)
         if points.ndim != 1:
             raise ValueError(f"theta must have one dimension, got shape {points.shape}")
-        return np.power.outer(points, np.arange(1, self.dense.shape[1] + 1)) @ self.dense.T
+        return powers(points, self.dense.shape[1]) @ self.dense.T
+
+    def stability(self, z: complex) -> complex:
+        """R(z) of y1 = R(h lambda) y0 for y' = lambda y: 1 + z b^T (I - z a)^-1 (1, ..., 1)."""
+        matrix = np.eye(self.stages) - z * self.a
+        return complex(1.0 + z * (self.b @ np.linalg.solve(matrix, np.ones(self.stages))))
 
     def linear(self) -> ButcherTableau:
         """The same method with the straight line between y0 and y1: b_i(theta) = theta b_i."""
@@ -101,8 +153,13 @@ class ButcherTableau:
     def _check_shapes(self) -> None:
         s, e = self.b.size, self.c_extra.size
         expected: dict[str, tuple[int, ...]] = {
-            "c": (s,), "a": (s, s), "b": (s,), "b_error": (s,), "c_extra": (e,), "a_extra": (e, s + e),
-        }  # fmt: skip
+            "c": (s,),
+            "a": (s, s),
+            "b": (s,),
+            "b_error": (s,),
+            "c_extra": (e,),
+            "a_extra": (e, s + e),
+        }
         for field, shape in expected.items():
             array = getattr(self, field)
             if array is not None and array.shape != shape:
@@ -120,9 +177,15 @@ class ButcherTableau:
             )
 
     def _check_rows(self) -> None:
-        a, c = self._all_stages(), np.append(self.c, self.c_extra)
-        if np.any(np.triu(a)):
-            raise ValueError(f"{self.name}: a must be strictly lower triangular (the method is explicit)")
+        a, c = self.all_stages, np.append(self.c, self.c_extra)
+        if np.triu(a)[self.stages :].any():
+            raise ValueError(f"{self.name}: a_extra must be strictly lower triangular (extra stages are explicit)")
+        for first, last in self.blocks:
+            block = self.a[first:last, first:last]
+            if block.any() and not np.linalg.cond(block) < 1.0 / TOLERANCE:
+                raise ValueError(
+                    f"{self.name}: stages {first} to {last - 1} depend on each other by a matrix without inverse"
+                )
         defect = np.abs(a.sum(axis=1) - c)
         row = int(defect.argmax())
         if not defect[row] <= TOLERANCE:
@@ -130,7 +193,7 @@ class ButcherTableau:
 
     def _check_orders(self) -> None:
         trees = rooted_trees(max(self.order, self.error_order or 1, self.dense_order))
-        phi = trees.elementary_weights(self._all_stages())  # (s + e, trees)
+        phi = trees.elementary_weights(self.all_stages)  # (s + e, trees)
         exact = 1.0 / trees.density
         self._require("b", self.order, np.abs(self.b @ phi[: self.stages] - exact)[: trees.count(self.order)])
         if self.b_error is not None and self.error_order is not None:
@@ -155,128 +218,30 @@ class ButcherTableau:
                 f"a tree with {rho} vertices by {defect[worst]:.1e}"
             )
 
-    def _all_stages(self) -> np.ndarray:
+    @property
+    def all_stages(self) -> np.ndarray:
         """The matrix of the stages and the extra stages, (s + e, s + e)."""
         return np.vstack([np.pad(self.a, ((0, 0), (0, self.extra_stages))), self.a_extra])
 
 
-def _square(rows: Sequence[Sequence[float]]) -> np.ndarray:
-    """The rows of a tableau, padded with zeros to a square matrix."""
-    return np.array([[*row, *[0.0] * (len(rows) - len(row))] for row in rows])
-
-
-def _hermite(b: np.ndarray) -> np.ndarray:
-    """The cubic through y0 and y1 with slopes f(t0, y0), the first stage, and f(t1, y1), the last."""
-    dense = np.outer(b, [0.0, 3.0, -2.0])
-    dense[0] += [1.0, -2.0, 1.0]
-    dense[-1] += [0.0, -1.0, 1.0]
+def hermite_extension(b: np.ndarray, first: int = 0, last: int = -1) -> np.ndarray:
+    """The cubic through y0 and y1 with slopes f(t0, y0), stage ``first``, and f(t1, y1), stage ``last``."""
+    dense = np.outer(b, HERMITE[0])
+    dense[first] += HERMITE[1]
+    dense[last] += HERMITE[2]
     return dense
 
 
-def _low_order(
-    name: str,
-    order: int,
-    a: Sequence[Sequence[float]],
-    b: Sequence[float],
-    reference: str,
-    b_error: Sequence[float] | None = None,
-) -> ButcherTableau:
-    """A method of order 1 with linear, of order 2 to 4 with cubic Hermite interpolation (order up to 3).
-
-    The slope at t1 is the last stage of a method that is FSAL. Any other method gets it as an extra stage,
-    which costs nothing where a next step follows, since it is that step's first stage.
-    """
-    matrix, weights = _square(a), np.array(b, dtype=np.float64)
-    e = 0 if order == 1 or np.array_equal(matrix[-1], weights) else 1
-    padded = np.append(weights, np.zeros(e))
-    return ButcherTableau(
-        name=name,
-        order=order,
-        c=matrix.sum(axis=1),
-        a=matrix,
-        b=weights,
-        b_error=None if b_error is None else np.array(b_error),
-        error_order=None if b_error is None else order - 1,
-        c_extra=np.ones(e),
-        a_extra=np.tile(padded, (e, 1)),
-        dense=weights[:, None] if order == 1 else _hermite(padded),
-        dense_order=min(order, 3),
-        reference=reference,
-    )
-
-
-def _dopri5() -> ButcherTableau:
-    """Shampine's quartic: the cubic Hermite polynomial, bent to pass through his value in the middle."""
-    a = _square(coefficients.DOPRI5_A)
-    hermite = _hermite(a[-1])
-    missing = np.array(coefficients.DOPRI5_MIDDLE) - hermite @ [1 / 2, 1 / 4, 1 / 8]
-    bump = 16.0 * np.outer(missing, [0.0, 1.0, -2.0, 1.0])  # 16 theta^2 (1 - theta)^2, one in the middle
-    return ButcherTableau(
-        name="dopri5",
-        order=5,
-        c=np.array(coefficients.DOPRI5_C),
-        a=a,
-        b=a[-1],
-        b_error=a[-1] - np.array(coefficients.DOPRI5_B_EMBEDDED),
-        error_order=4,
-        c_extra=np.empty(0),
-        a_extra=np.empty((0, len(a))),
-        dense=np.pad(hermite, ((0, 0), (0, 1))) + bump,
-        dense_order=4,
-        reference="Dormand and Prince (1980), J. Comput. Appl. Math. 6; Shampine (1986), Math. Comp. 46",
-    )
-
-
-def _tsit5() -> ButcherTableau:
-    a = _square(coefficients.TSIT5_A)
-    return ButcherTableau(
-        name="tsit5",
-        order=5,
-        c=np.array(coefficients.TSIT5_C),
-        a=a,
-        b=a[-1],
-        b_error=np.array(coefficients.TSIT5_B_ERROR),
-        error_order=4,
-        c_extra=np.empty(0),
-        a_extra=np.empty((0, len(a))),
-        dense=np.array(coefficients.TSIT5_DENSE),
-        dense_order=4,
-        reference="Tsitouras (2011), Comput. Math. Appl. 62",
-    )
-
-
-def _dopri8() -> ButcherTableau:
-    a = _square(coefficients.DOPRI8_A)
-    s, e = len(a), len(coefficients.DOPRI8_C_EXTRA)
-    used = [0, *range(5, s + e)]  # stages 2 to 5 have no weight
-    a_extra = np.zeros((e, s + e))
-    for row, values in zip(a_extra, coefficients.DOPRI8_A_EXTRA, strict=True):
-        row[used[: len(values)]] = values
-    dense = np.zeros((s + e, 7))
-    dense[0, 0] = 1.0
-    dense[used, 1:] = coefficients.DOPRI8_DENSE
-    return ButcherTableau(
-        name="dopri8",
-        order=8,
-        c=np.array(coefficients.DOPRI8_C),
-        a=a,
-        b=a[-1],
-        b_error=a[-1] - np.array(coefficients.DOPRI8_B_EMBEDDED),
-        error_order=7,
-        c_extra=np.array(coefficients.DOPRI8_C_EXTRA),
-        a_extra=a_extra,
-        dense=dense,
-        dense_order=7,
-        reference="Prince and Dormand (1981), J. Comput. Appl. Math. 7; extension: see _coefficients.py",
-    )
-
-
-TABLEAUS: dict[str, ButcherTableau] = {
-    method.name: method
-    for method in (
-        _dopri5(),
-        _tsit5(),
-        _dopri8(),
-        *(_low_order(name, *values) for name, values in coefficients.LOW_ORDER.items()),
-    )
-}
+def _default_extension(order: int, a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
+    """The cubic with the extra stages that its slopes need; of order one, the straight line."""
+    s = len(b)
+    starts, ends = order == 1 or not a[0].any(), order == 1 or np.array_equal(a[-1], b)  # slopes that are stages
+    extra = [*([0.0] if not starts else []), *([1.0] if not ends else [])]
+    padded = np.append(b, np.zeros(len(extra)))
+    slopes = 0 if starts else s, s - 1 if ends else -1
+    return {
+        "c_extra": np.array(extra),
+        "a_extra": np.outer(extra, padded),
+        "dense": b[:, None] if order == 1 else hermite_extension(padded, *slopes),
+        "dense_order": min(order, 3),
+    }

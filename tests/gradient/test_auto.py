@@ -9,14 +9,19 @@ import torch
 from torch import Tensor, nn
 
 import quadjoint as qj
-from quadjoint.gradient.choose.cost import Sizes, cheapest, predict
+from quadjoint.gradient.choose.cost import Sizes, decide, predict, predict_collocation
 
 
 def sizes(**changes: object) -> Sizes:
     base = {
-        "rows": 200, "features": 5, "state_bytes": 4000, "parameters": 10_000, "parameter_bytes": 40_000,
-        "activation_bytes": 400_000, "evaluations": 40,
-    }  # fmt: skip
+        "rows": 200,
+        "features": 5,
+        "state_bytes": 4000,
+        "parameter_count": 10_000,
+        "parameter_bytes": 40_000,
+        "activation_bytes": 400_000,
+        "evaluations": 40,
+    }
     return Sizes(**{**base, **changes})  # type: ignore[arg-type]
 
 
@@ -37,23 +42,23 @@ def test_direct_needs_every_activation_and_discrete_only_one() -> None:
 
 def test_where_direct_does_not_fit_something_exact_that_fits_is_taken() -> None:
     costs = predict(sizes())
-    best = cheapest(costs, limit=2_000_000)
+    best = decide(costs, limit=2_000_000).name
     assert best != "direct" and costs[best].bytes <= 2_000_000
 
 
 def test_where_nothing_fits_the_leanest_is_taken() -> None:
     costs = predict(sizes())
-    assert cheapest(costs, limit=0) == min(costs, key=lambda n: costs[n].bytes)
+    assert decide(costs, limit=0).name == min(costs, key=lambda n: costs[n].bytes)
 
 
 def test_few_rows_and_many_parameters_of_linear_layers_are_stacked() -> None:
-    few = {"rows": 2, "features": 4, "parameters": 9_000_000, "parameter_bytes": 36_000_000, "evaluations": 25}
-    assert cheapest(predict(sizes(**few, linear=True))) == "stacked"
-    assert cheapest(predict(sizes(**few, linear=False))) == "direct"
+    few = {"rows": 2, "features": 4, "parameter_count": 9_000_000, "parameter_bytes": 36_000_000, "evaluations": 25}
+    assert decide(predict(sizes(**few, linear=True))).name == "stacked"
+    assert decide(predict(sizes(**few, linear=False))).name == "direct"
 
 
 def test_many_rows_take_the_joint_product_among_the_discrete_modes() -> None:
-    costs = predict(sizes(rows=200, parameters=1_000_000, parameter_bytes=4_000_000))
+    costs = predict(sizes(rows=200, parameter_count=1_000_000, parameter_bytes=4_000_000))
     assert costs["joint"].seconds < costs["stacked"].seconds
 
 
@@ -112,6 +117,21 @@ def test_steps_beyond_the_limit_of_direct_are_transposed_to_the_same_gradient() 
         torch.testing.assert_close(other, found[0], rtol=1e-12, atol=1e-14)
 
 
+def test_only_exact_gradients_are_chosen_unless_that_is_asked_for() -> None:
+    f, y0, t = Net(32), torch.ones(8, 2), torch.linspace(0, 6, 40)
+    sol = qj.solve(f, y0, t)
+    assert sol.stats.method == "direct" and "gq" not in sol.stats.reason
+    sol = qj.solve(f, y0, t, gradient=qj.Auto(exact=False))
+    assert sol.stats.method == "gq" and "direct" in sol.stats.reason
+
+
+def test_products_for_every_number_of_a_sample_pay_for_few_numbers() -> None:
+    settings = {"steps": 5, "nodes": 3, "together": 20}
+    assert decide(predict_collocation(sizes(rows=15, features=2), **settings)).name == "dense"
+    wide = sizes(rows=200, features=8, parameter_count=10**6, parameter_bytes=4 * 10**6)
+    assert decide(predict_collocation(wide, **settings)).name == "iterate"
+
+
 def test_without_grad_nothing_is_measured() -> None:
     net = Net(10)
     with torch.no_grad():
@@ -130,5 +150,5 @@ def test_scipy_gets_the_quadrature_adjoint() -> None:
 
 def test_compiled_steps_are_backpropagated_through_where_memory_allows() -> None:
     costs = predict(sizes(rows=15, features=2, compiled=True))
-    assert cheapest(costs) == "direct"
-    assert cheapest(costs, costs["direct"].bytes - 1) != "direct"
+    assert decide(costs).name == "direct"
+    assert decide(costs, limit=costs["direct"].bytes - 1).name != "direct"

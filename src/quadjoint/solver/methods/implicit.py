@@ -83,6 +83,8 @@ class ImplicitRungeKutta(RungeKutta):
     ``corrections`` says how often a step that autograd records can be differentiated, once or twice.
     """
 
+    transformable = False  # the derivative of the stages is not that of the iteration
+
     def __init__(
         self,
         tableau: ButcherTableau,

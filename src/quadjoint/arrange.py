@@ -20,7 +20,7 @@ from quadjoint.solver.progress import bar
 from quadjoint.solver.spec import InitialValue, Method, Spec
 from quadjoint.solver.state import Layout, State, is_finite
 from quadjoint.solver.structure import Structure
-from quadjoint.solver.times import check_times, common_clock, fill_padding
+from quadjoint.solver.times import check_times, common_clock, fill_padding, on_the_host
 
 EVENT_TOLERANCE = 1e-9  # of the step in which an event lies
 
@@ -73,7 +73,7 @@ def arrange(
         _check_samples(y, t, layout, event_fn)
         t = fill_padding(t)
         clock, options = common_clock(method, options, t, y)
-        s, end = clock.inverse(t.detach().to("cpu", torch.float64).numpy()), clock.end
+        s, end = clock.inverse(on_the_host(t)), clock.end
         dynamics = Dynamics(f, y, layout, clock)
         make_observer, solver_t = lambda: SampleObserver(s, end), torch.tensor([0.0, end], dtype=torch.float64)
     else:

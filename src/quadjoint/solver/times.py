@@ -23,7 +23,7 @@ def check_times(t: Tensor, name: str = "t") -> np.ndarray:
         raise TypeError(f"{name} must be floating point; got {t.dtype}. Use {name}.to(torch.float64).")
     if t.ndim not in (1, 2) or t.shape[-1] == 0:
         raise ValueError(f"{name} must have shape (K,) or, with times per sample, (B, K); got {tuple(t.shape)}.")
-    values = _on_the_host(t, name)
+    values = on_the_host(t, name)
     if _are_fine(values):
         return values
     if t.ndim == 1 and not np.isfinite(values).all():
@@ -53,7 +53,8 @@ def _are_fine(values: np.ndarray) -> bool:
     return bool(np.all(monotone)) and bool(np.isfinite(values[..., 0] + values[..., -1]).all())
 
 
-def _on_the_host(t: Tensor, name: str) -> np.ndarray:
+def on_the_host(t: Tensor, name: str = "t") -> np.ndarray:
+    """Times as an array in float64."""
     numbers = t.detach().to("cpu", torch.float64)
     if not private.inside_transform():
         return numbers.numpy()
@@ -97,12 +98,12 @@ class LinearMap:
 
     def times(self, s: np.ndarray) -> np.ndarray:
         """The times of each sample at its row of s, shape (B, n)."""
-        first, last = self.ends.numpy().T[:, :, None]
+        first, last = on_the_host(self.ends).T[:, :, None]
         return first + s * (last - first)
 
     def inverse(self, t: np.ndarray) -> np.ndarray:
         """Where each sample's times lie between its first and its last, shape (B, n)."""
-        first, last = self.ends.numpy().T[:, :, None]
+        first, last = on_the_host(self.ends).T[:, :, None]
         length = last - first
         return np.clip((t - first) / np.where(length == 0, 1.0, length), 0.0, 1.0)
 
@@ -135,7 +136,7 @@ class PiecewiseMap:
 
     def times(self, s: np.ndarray) -> np.ndarray:
         """The times of each sample at its row of s, shape (B, n)."""
-        table = self.table.numpy()
+        table = on_the_host(self.table)
         k = np.clip(np.floor(s), 0, table.shape[1] - 2).astype(np.int64)
         first, last = (np.take_along_axis(table, i, axis=1) for i in (k, k + 1))
         return first + (s - k) * (last - first)
@@ -143,7 +144,7 @@ class PiecewiseMap:
     def inverse(self, t: np.ndarray) -> np.ndarray:
         """Where on the common clock each sample reaches its times, shape (B, n)."""
         out = np.empty_like(t)
-        for row, times, s in zip(self.table.numpy(), t, out, strict=True):
+        for row, times, s in zip(on_the_host(self.table), t, out, strict=True):
             sign = 1.0 if row[-1] >= row[0] else -1.0
             distinct, first = np.unique(sign * row, return_index=True)
             s[:] = np.interp(sign * times, distinct, first.astype(np.float64))

@@ -65,14 +65,25 @@ class Results:
 def aims(records: Iterable[Record]) -> list[Row]:
     results = Results(records)
     rows = [
-        *_against_direct(results), *_memory(results), *_against_paper(results), _compiled(results), _irregular(results),
-        _auto(results), _forward(results),
-    ]  # fmt: skip
+        *_against_direct(results),
+        *_memory(results),
+        *_against_paper(results),
+        _compiled(results),
+        _irregular(results),
+        _auto(results),
+        _forward(results),
+    ]
     return rows
 
 
-def judge(regime: str, aim: str, values: dict[str, float | None], met: Callable[[str, float], bool],
-          form: str = "{:.2f}", note: str = "") -> Row:  # fmt: skip
+def judge(
+    regime: str,
+    aim: str,
+    values: dict[str, float | None],
+    met: Callable[[str, float], bool],
+    form: str = "{:.2f}",
+    note: str = "",
+) -> Row:
     """A row over several cells: met only where every measured cell meets the aim."""
     known = {cell: value for cell, value in values.items() if value is not None}
     if not known:
@@ -134,13 +145,22 @@ def _memory(r: Results) -> list[Row]:
     wide = r.of("spheres", width=lambda w: w >= 500)
     small = r.of("sines", "ou")
     return [
-        judge("spheres, width 500 and more", "memory of one evaluation's activations and the stored states "
-              "(at most twice their sum, besides two sets of weights: one evaluation is differentiated at a time)",
-              {c: share(c) for c in wide}, lambda c, v: v <= 2, form="{:.1f}x"),
+        judge(
+            "spheres, width 500 and more",
+            "memory of one evaluation's activations and the stored states "
+            "(at most twice their sum, besides two sets of weights: one evaluation is differentiated at a time)",
+            {c: share(c) for c in wide},
+            lambda c, v: v <= 2,
+            form="{:.1f}x",
+        ),
         _growth(r),
-        judge("sines, Ornstein-Uhlenbeck", "peak memory of `discrete` below that of torchdiffeq's direct",
-              {c: against_direct(c) for c in small}, lambda c, v: v < 1),
-    ]  # fmt: skip
+        judge(
+            "sines, Ornstein-Uhlenbeck",
+            "peak memory of `discrete` below that of torchdiffeq's direct",
+            {c: against_direct(c) for c in small},
+            lambda c, v: v < 1,
+        ),
+    ]
 
 
 def _growth(r: Results) -> Row:
@@ -167,15 +187,38 @@ def _against_paper(r: Results) -> list[Row]:
 
     three, five = r.of("spheres", ending="-3x"), r.of("spheres", ending="-5x")
     return [
-        judge("the paper's method, sines and Ornstein-Uhlenbeck", "`discrete` 10x faster",
-              {c: faster(c) for c in r.of("sines", "ou")}, lambda c, v: v >= 10, form="{:.1f}x", note=note),
-        judge("the paper's method, spheres", "`discrete` at least as fast",
-              {c: faster(c) for c in r.of("spheres")}, lambda c, v: v >= 1, form="{:.1f}x", note=note),
-        judge("the paper's method, spheres at 3x", "10x less gradient error",
-              {c: error_gain(c) for c in three}, lambda c, v: v >= 10, form="{:.0f}x", note=note),
-        judge("the paper's method, spheres at 5x", "gradient right to 5 % (the paper's error in the table above)",
-              {c: r.error(c, DISCRETE) for c in five}, lambda c, v: v <= 0.05, form="{:.0e}"),
-    ]  # fmt: skip
+        judge(
+            "the paper's method, sines and Ornstein-Uhlenbeck",
+            "`discrete` 10x faster",
+            {c: faster(c) for c in r.of("sines", "ou")},
+            lambda c, v: v >= 10,
+            form="{:.1f}x",
+            note=note,
+        ),
+        judge(
+            "the paper's method, spheres",
+            "`discrete` at least as fast",
+            {c: faster(c) for c in r.of("spheres")},
+            lambda c, v: v >= 1,
+            form="{:.1f}x",
+            note=note,
+        ),
+        judge(
+            "the paper's method, spheres at 3x",
+            "10x less gradient error",
+            {c: error_gain(c) for c in three},
+            lambda c, v: v >= 10,
+            form="{:.0f}x",
+            note=note,
+        ),
+        judge(
+            "the paper's method, spheres at 5x",
+            "gradient right to 5 % (the paper's error in the table above)",
+            {c: r.error(c, DISCRETE) for c in five},
+            lambda c, v: v <= 0.05,
+            form="{:.0e}",
+        ),
+    ]
 
 
 def _compiled(r: Results) -> Row:

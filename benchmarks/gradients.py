@@ -46,8 +46,9 @@ def measure_group(
     return records
 
 
-def _enter(method: Method, cell: Cell, case: Case, exact: list[Tensor], tolerance: float, limits: Limits,
-           record: Record) -> Contender | bool | None:  # fmt: skip
+def _enter(
+    method: Method, cell: Cell, case: Case, exact: list[Tensor], tolerance: float, limits: Limits, record: Record
+) -> Contender | bool | None:
     """Make the runner and run it once. None: not applicable; False: skipped, with the reason in the record."""
     try:
         runner = method.make(case, tolerance)

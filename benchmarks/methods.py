@@ -67,13 +67,22 @@ class Quadjoint(Runner):
         gradients = torch.autograd.grad(case.value(solution.ys), case.wrt)
         stats = solution.stats
         figures = {
-            "evaluations": {"forward": stats.forward_evaluations, "backward": stats.backward_evaluations,
-                            "vjp_state": stats.vjp_state, "vjp_params": stats.vjp_params},
-            "steps": {"accepted": stats.accepted_steps, "rejected": stats.rejected_steps,
-                      "backward_accepted": stats.backward_accepted_steps,
-                      "backward_rejected": stats.backward_rejected_steps},
-            "chosen": stats.method, "reason": stats.reason, "gradient_error_estimate": stats.gradient_error,
-        }  # fmt: skip
+            "evaluations": {
+                "forward": stats.forward_evaluations,
+                "backward": stats.backward_evaluations,
+                "vjp_state": stats.vjp_state,
+                "vjp_params": stats.vjp_params,
+            },
+            "steps": {
+                "accepted": stats.accepted_steps,
+                "rejected": stats.rejected_steps,
+                "backward_accepted": stats.backward_accepted_steps,
+                "backward_rejected": stats.backward_rejected_steps,
+            },
+            "chosen": stats.method,
+            "reason": stats.reason,
+            "gradient_error_estimate": stats.gradient_error,
+        }
         return list(gradients), figures
 
 
@@ -96,8 +105,10 @@ def _width(case: Case) -> int:
 
 
 def ours() -> list[Method]:
-    modes = [_ours(f"discrete-{mode}", qj.DiscreteAdjoint(mode=mode), parallel=mode == "parallel")
-             for mode in ("joint", "stacked")]  # fmt: skip
+    modes = [
+        _ours(f"discrete-{mode}", qj.DiscreteAdjoint(mode=mode), parallel=mode == "parallel")
+        for mode in ("joint", "stacked")
+    ]
     return [
         _ours("auto", "auto"),
         _ours("direct", "direct"),

@@ -136,9 +136,17 @@ class Diffrax(Runner):
 
         def loss(weights: list[Any], y0: Any) -> Any:
             solution = diffrax.diffeqsolve(
-                term, diffrax.Dopri5(), ts[0], ts[-1], None, y0, args=weights, saveat=diffrax.SaveAt(ts=ts),
-                stepsize_controller=control, adjoint=how,
-            )  # fmt: skip
+                term,
+                diffrax.Dopri5(),
+                ts[0],
+                ts[-1],
+                None,
+                y0,
+                args=weights,
+                saveat=diffrax.SaveAt(ts=ts),
+                stepsize_controller=control,
+                adjoint=how,
+            )
             return case.loss(solution.ys, constants, jax.numpy), solution.stats
 
         self.state_too = case.y0.requires_grad

@@ -196,8 +196,12 @@ def conv(cell: Cell, dtype: torch.dtype) -> Case:
     head = MLP(10 * 11 * 11, 50, 10, activation=nn.ReLU)
     first: Any = head[0]
     last: Any = head[2]
-    constants = {"weight0": first.weight.detach().T, "bias0": first.bias.detach(),
-                 "weight1": last.weight.detach().T, "bias1": last.bias.detach()}  # fmt: skip
+    constants = {
+        "weight0": first.weight.detach().T,
+        "bias0": first.bias.detach(),
+        "weight1": last.weight.detach().T,
+        "bias1": last.bias.detach(),
+    }
     constants["target"] = one_hot(torch.randint(10, (cell.rows,)), 10)
     f = ConvDynamics(10, hidden=cell.width)
     case = _case(f, y0, _span(cell), "conv", head_cross_entropy, constants, dtype)
@@ -209,8 +213,16 @@ def _span(cell: Cell) -> Tensor:
     return torch.linspace(0.0, cell.end, cell.observations, dtype=torch.float64)
 
 
-def _case(f: nn.Module, y0: Tensor, t: Tensor, kind: str, loss: LossFunction, constants: dict[str, Tensor],
-          dtype: torch.dtype, sde: Any = None) -> Case:  # fmt: skip
+def _case(
+    f: nn.Module,
+    y0: Tensor,
+    t: Tensor,
+    kind: str,
+    loss: LossFunction,
+    constants: dict[str, Tensor],
+    dtype: torch.dtype,
+    sde: Any = None,
+) -> Case:
     cast = {name: x.to(dtype) if x.is_floating_point() else x for name, x in constants.items()}
     return Case(f.to(dtype), y0.to(dtype), t, kind, loss, cast, sde)
 

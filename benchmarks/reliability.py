@@ -33,7 +33,7 @@ from reliability.large import (  # noqa: E402
     large_state,
     many_observations,
     many_steps_of_a_larger_state,
-)  # fmt: skip
+)
 from reliability.load import bad, good, growth, light  # noqa: E402
 from reliability.wheel import import_seconds  # noqa: E402
 from test_errors import BAD_INPUT, refuse  # noqa: E402

@@ -30,14 +30,31 @@ from benchmarks.report import in_order, markdown
 ROOT = Path(__file__).resolve().parents[1]
 STUDIES = ("forward", "precision", "scaling")
 QUICK_GROUPS = (
-    "spheres-100-3x", "sines-200", "ou-20", "spheres-5-3x", "spheres-500-3x", "irregular-200x50", "crossing-500",
-    "sines-20", "crossing-2000", "crossing-20", "conv-16",
-)  # fmt: skip
+    "spheres-100-3x",
+    "sines-200",
+    "ou-20",
+    "spheres-5-3x",
+    "spheres-500-3x",
+    "irregular-200x50",
+    "crossing-500",
+    "sines-20",
+    "crossing-2000",
+    "crossing-20",
+    "conv-16",
+)
 QUICK_DIFFRAX = ("spheres-5-3x", "spheres-100-3x")  # each costs half a minute of compilation
 IRREGULAR_METHODS = (
-    "quadjoint:auto", "quadjoint:direct", "quadjoint:discrete", "quadjoint:gq", "quadjoint:gq-paper",
-    "quadjoint:adjoint", "torchdiffeq:direct", "torchdiffeq:adjoint", "torchode:direct", "paper:gq",
-)  # fmt: skip
+    "quadjoint:auto",
+    "quadjoint:direct",
+    "quadjoint:discrete",
+    "quadjoint:gq",
+    "quadjoint:gq-paper",
+    "quadjoint:adjoint",
+    "torchdiffeq:direct",
+    "torchdiffeq:adjoint",
+    "torchode:direct",
+    "paper:gq",
+)
 MINUTES = {False: 2.3, True: 60.0}  # nothing new is begun after so long
 
 

@@ -17,9 +17,17 @@ TOLERANCES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
 RK4_STAGES = 5  # states kept of a step: four stage inputs and the end
 TARGETS = (3e-2, 1e-2, 1e-3, 1e-4)  # gradient errors at which times are compared
 PRECISION_METHODS = (
-    "quadjoint:direct", "quadjoint:discrete", "quadjoint:gq", "quadjoint:gq-paper", "quadjoint:adjoint",
-    "quadjoint:seminorm", "torchdiffeq:direct", "torchdiffeq:adjoint", "torchdiffeq:seminorm", "torchode:direct",
-)  # fmt: skip
+    "quadjoint:direct",
+    "quadjoint:discrete",
+    "quadjoint:gq",
+    "quadjoint:gq-paper",
+    "quadjoint:adjoint",
+    "quadjoint:seminorm",
+    "torchdiffeq:direct",
+    "torchdiffeq:adjoint",
+    "torchdiffeq:seminorm",
+    "torchode:direct",
+)
 SCALING_METHODS = ("quadjoint:direct", "quadjoint:discrete", "quadjoint:gq", "quadjoint:gq-paper", "quadjoint:adjoint")
 
 
@@ -82,6 +90,12 @@ def bytes_per_step(records: list[Record], method: str) -> float | None:
 
 def time_to_reach(records: list[Record], cell: str, method: str, error: float) -> float | None:
     """The fastest measured time of a method whose gradient error is at most ``error``, over all tolerances."""
-    times = [r["seconds_best"] for r in records if r["kind"] == "precision" and r["status"] == "ok"
-             and (r["cell"], r["method"]) == (cell, method) and r["error"] <= error]  # fmt: skip
+    times = [
+        r["seconds_best"]
+        for r in records
+        if r["kind"] == "precision"
+        and r["status"] == "ok"
+        and (r["cell"], r["method"]) == (cell, method)
+        and r["error"] <= error
+    ]
     return min(times, default=None)

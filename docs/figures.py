@@ -21,8 +21,14 @@ from torch import Tensor, nn
 import quadjoint as qj
 
 ASSETS = Path(__file__).parent / "assets"
-COLOURS = {"direct": "#7f7f7f", "discrete": "#2ca02c", "gq": "#1f77b4", "gq-paper": "#9467bd", "seminorm": "#ff7f0e",
-           "adjoint": "#d62728"}  # fmt: skip
+COLOURS = {
+    "direct": "#7f7f7f",
+    "discrete": "#2ca02c",
+    "gq": "#1f77b4",
+    "gq-paper": "#9467bd",
+    "seminorm": "#ff7f0e",
+    "adjoint": "#d62728",
+}
 
 
 def lotka_volterra(t: Tensor, y: Tensor) -> Tensor:
@@ -164,9 +170,18 @@ def cost_of_observations(ink: str) -> plt.Figure:
 
 def draw(name: str, figure_of: Callable[[str], plt.Figure]) -> None:
     for theme, ink in (("light", "#222222"), ("dark", "#dddddd")):
-        style = {"text.color": ink, "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink,
-                 "axes.edgecolor": ink, "svg.fonttype": "path", "axes.spines.top": False, "axes.spines.right": False,
-                 "figure.constrained_layout.use": True, "svg.hashsalt": name}  # fmt: skip
+        style = {
+            "text.color": ink,
+            "axes.labelcolor": ink,
+            "xtick.color": ink,
+            "ytick.color": ink,
+            "axes.edgecolor": ink,
+            "svg.fonttype": "path",
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "figure.constrained_layout.use": True,
+            "svg.hashsalt": name,
+        }
         with plt.rc_context(style):
             figure = figure_of(ink)
             figure.savefig(ASSETS / f"{name}-{theme}.svg", transparent=True, metadata={"Date": None})

@@ -13,12 +13,47 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-GREEK = {"alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "theta": "θ", "kappa": "κ", "tau": "τ", "lambda": "λ",
-         "mu": "μ", "xi": "ξ",
-         "pi": "π", "sigma": "σ", "phi": "φ", "omega": "ω", "Delta": "Δ", "Theta": "Θ", "Sigma": "Σ"}  # fmt: skip
-SYMBOLS = {"int": "∫", "sum": "∑", "partial": "∂", "cdot": "·", "times": "×", "le": "≤", "ge": "≥", "approx": "≈",
-           "dots": "…", "top": "⊤", "circ": "∘", "to": "→", "in": "∈", "infty": "∞", "langle": "⟨", "rangle": "⟩",
-           "lceil": "⌈", "rceil": "⌉", "sqrt": "√", "pm": "±"}  # fmt: skip
+GREEK = {
+    "alpha": "α",
+    "beta": "β",
+    "gamma": "γ",
+    "delta": "δ",
+    "theta": "θ",
+    "kappa": "κ",
+    "tau": "τ",
+    "lambda": "λ",
+    "mu": "μ",
+    "xi": "ξ",
+    "pi": "π",
+    "sigma": "σ",
+    "phi": "φ",
+    "omega": "ω",
+    "Delta": "Δ",
+    "Theta": "Θ",
+    "Sigma": "Σ",
+}
+SYMBOLS = {
+    "int": "∫",
+    "sum": "∑",
+    "partial": "∂",
+    "cdot": "·",
+    "times": "×",
+    "le": "≤",
+    "ge": "≥",
+    "approx": "≈",
+    "dots": "…",
+    "top": "⊤",
+    "circ": "∘",
+    "to": "→",
+    "in": "∈",
+    "infty": "∞",
+    "langle": "⟨",
+    "rangle": "⟩",
+    "lceil": "⌈",
+    "rceil": "⌉",
+    "sqrt": "√",
+    "pm": "±",
+}
 SPACES = {"quad": "1em", "qquad": "2em", ",": "0.17em", ";": "0.28em", "!": "-0.17em"}
 # By where indices stand (beside, or below and above) and which there are; "^" comes before "_" in order.
 TAGS = (

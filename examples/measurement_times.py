@@ -29,14 +29,16 @@ UPTAKE, ELIMINATION = 1.5, 0.25  # per hour
 def concentration(t: Tensor, y: Tensor) -> Tensor:
     """State (y1, y2) and its derivatives in a and in e: (dy1/da, dy2/da, dy1/de, dy2/de)."""
     y1, y2, y1a, y2a, y1e, y2e = y
-    return torch.stack([
-        -UPTAKE * y1,
-        UPTAKE * y1 - ELIMINATION * y2,
-        -UPTAKE * y1a - y1,
-        UPTAKE * y1a - ELIMINATION * y2a + y1,
-        -UPTAKE * y1e,
-        UPTAKE * y1e - ELIMINATION * y2e - y2,
-    ])  # fmt: skip
+    return torch.stack(
+        [
+            -UPTAKE * y1,
+            UPTAKE * y1 - ELIMINATION * y2,
+            -UPTAKE * y1a - y1,
+            UPTAKE * y1a - ELIMINATION * y2a + y1,
+            -UPTAKE * y1e,
+            UPTAKE * y1e - ELIMINATION * y2e - y2,
+        ]
+    )
 
 
 def information(t: Tensor) -> Tensor:

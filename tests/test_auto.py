@@ -9,14 +9,19 @@ import torch
 from torch import Tensor, nn
 
 import quadjoint as qj
-from quadjoint.gradient.choose.cost import Sizes, cheapest, predict
+from quadjoint.gradient.choose.cost import Sizes, cheapest, predict, predict_collocation
 
 
 def sizes(**changes: object) -> Sizes:
     base = {
-        "rows": 200, "features": 5, "state_bytes": 4000, "parameters": 10_000, "parameter_bytes": 40_000,
-        "activation_bytes": 400_000, "evaluations": 40,
-    }  # fmt: skip
+        "rows": 200,
+        "features": 5,
+        "state_bytes": 4000,
+        "parameters": 10_000,
+        "parameter_bytes": 40_000,
+        "activation_bytes": 400_000,
+        "evaluations": 40,
+    }
     return Sizes(**{**base, **changes})  # type: ignore[arg-type]
 
 
@@ -110,6 +115,21 @@ def test_steps_beyond_the_limit_of_direct_are_transposed_to_the_same_gradient() 
         assert (sol.stats.backward_evaluations > 0) == (limit is not None)
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-12, atol=1e-14)
+
+
+def test_only_exact_gradients_are_chosen_unless_that_is_asked_for() -> None:
+    f, y0, t = Net(32), torch.ones(8, 2), torch.linspace(0, 6, 40)
+    sol = qj.solve(f, y0, t)
+    assert sol.stats.method == "direct" and "gq" not in sol.stats.reason
+    sol = qj.solve(f, y0, t, gradient=qj.Auto(exact=False))
+    assert sol.stats.method == "gq" and "direct" in sol.stats.reason
+
+
+def test_products_for_every_number_of_a_sample_pay_for_few_numbers() -> None:
+    settings = {"steps": 5, "nodes": 3, "together": 20}
+    assert cheapest(predict_collocation(sizes(rows=15, features=2), **settings)) == "dense"
+    wide = sizes(rows=200, features=8, parameters=10**6, parameter_bytes=4 * 10**6)
+    assert cheapest(predict_collocation(wide, **settings)) == "iterate"
 
 
 def test_without_grad_nothing_is_measured() -> None:

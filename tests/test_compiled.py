@@ -194,8 +194,14 @@ def test_second_derivatives(net: Net, monkeypatch: pytest.MonkeyPatch, gradient:
     found = []
     for compile in (True, False):
         x = torch.ones(4, 2, dtype=torch.float64, requires_grad=True)
-        ys = qj.odeint(net, x * weight[0], torch.linspace(0, 1, 3, dtype=torch.float64), method="bosh3",
-                       gradient=gradient, compile=compile)  # fmt: skip
+        ys = qj.odeint(
+            net,
+            x * weight[0],
+            torch.linspace(0, 1, 3, dtype=torch.float64),
+            method="bosh3",
+            gradient=gradient,
+            compile=compile,
+        )
         found.append(hessian_product(net, ys, x))
     for ours, eager in zip(*found, strict=True):
         torch.testing.assert_close(ours, eager, rtol=1e-9, atol=1e-11)
@@ -231,8 +237,9 @@ def test_machine_code_runs_backwards_twice_and_is_differentiated_twice(net: Net)
     found = []
     for compile in (True, False):
         y0 = torch.ones(4, 2, dtype=torch.float64, requires_grad=True)
-        ys = qj.odeint(net, y0, torch.tensor([0.0, 0.5], dtype=torch.float64), method="bosh3", gradient="direct",
-                       compile=compile)  # fmt: skip
+        ys = qj.odeint(
+            net, y0, torch.tensor([0.0, 0.5], dtype=torch.float64), method="bosh3", gradient="direct", compile=compile
+        )
         (first,) = torch.autograd.grad(ys.square().sum(), y0, retain_graph=True)
         (again,) = torch.autograd.grad(ys.square().sum(), y0, retain_graph=True)
         assert torch.equal(first, again)

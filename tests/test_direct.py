@@ -76,8 +76,12 @@ def test_gradcheck_of_complex_states(method: str) -> None:
     def solve(y0: Tensor, t: Tensor, c: Tensor) -> Tensor:
         return qj.odeint(
             lambda t, y: c * y * torch.exp(-y * y.conj()) + t,
-            y0, t, method=method, options=steady(method), gradient="direct",
-        )  # fmt: skip
+            y0,
+            t,
+            method=method,
+            options=steady(method),
+            gradient="direct",
+        )
 
     c = torch.tensor(-0.3 + 1.1j, dtype=torch.complex128, requires_grad=True)
     y0 = torch.tensor([0.4 - 0.2j, 0.1 + 0.7j], dtype=torch.complex128, requires_grad=True)
@@ -157,11 +161,18 @@ class CarefulHamiltonian(Hamiltonian):
 
 
 EVERY_GRADIENT = [
-    "direct", "gq", "gq-paper", "adjoint", "seminorm", "discrete", "auto",
-    qj.DiscreteAdjoint(mode="joint"), qj.DiscreteAdjoint(mode="stacked"),
+    "direct",
+    "gq",
+    "gq-paper",
+    "adjoint",
+    "seminorm",
+    "discrete",
+    "auto",
+    qj.DiscreteAdjoint(mode="joint"),
+    qj.DiscreteAdjoint(mode="stacked"),
     qj.DiscreteAdjoint(keep="states", max_states=2),
     qj.GaussLegendre(rtol=1e-8),
-]  # fmt: skip
+]
 
 
 @pytest.mark.filterwarnings("ignore:The dynamics .* cannot be evaluated as a stack:quadjoint.QuadjointWarning")
@@ -209,7 +220,8 @@ def test_dynamics_that_differentiate_are_not_recorded_for_nothing() -> None:
         (slope,) = torch.autograd.grad((y**2).sum(), y, create_graph=True)
         return -slope * (late if t > 0.5 else 1.0)
 
-    ys = qj.odeint(dynamics, f.y0, TIMES, gradient="direct", options={"jump_t": TIMES.new_tensor([0.5])}, rtol=1e-8,
-                   atol=1e-8)  # fmt: skip
+    ys = qj.odeint(
+        dynamics, f.y0, TIMES, gradient="direct", options={"jump_t": TIMES.new_tensor([0.5])}, rtol=1e-8, atol=1e-8
+    )
     (found,) = torch.autograd.grad(ys[-1].sum(), late)
     assert torch.allclose(found, -2 * 0.47 * ys[-1].detach().sum(), rtol=1e-6)

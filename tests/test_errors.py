@@ -70,7 +70,9 @@ BAD_INPUT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "f too few": ({"f": lambda t, y: y[:1], "y0": PAIR}, ValueError, r"f must return a tuple of 2.*got 1 of them"),
     "f swapped": ({"f": lambda t, y: y[::-1], "y0": PAIR}, ValueError, r"f returned shape \(3,\) for component 0"),
     "f one dtype": (
-        {"f": lambda t, y: (y[0], y[1].double()), "y0": PAIR}, TypeError, r"dtype torch.float64 for component 1",
+        {"f": lambda t, y: (y[0], y[1].double()), "y0": PAIR},
+        TypeError,
+        r"dtype torch.float64 for component 1",
     ),
     "f one nothing": ({"f": lambda t, y: (y[0], None), "y0": PAIR}, TypeError, r"f returned NoneType for component 1"),
     # names
@@ -97,20 +99,30 @@ BAD_INPUT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "max_step": ({"options": {"max_step": NAN}}, ValueError, r"options\['max_step'\] must be positive; got nan"),
     "safety": ({"options": {"safety": -0.9}}, ValueError, r"options\['safety'\] must be positive"),
     "max_num_steps": ({"options": {"max_num_steps": 0}}, ValueError, r"options\['max_num_steps'\] must be positive"),
-    "controller": ({"options": {"controller": "pid"}}, ValueError, r"options\['controller'\] must be 'i' or 'pi'"),
+    "controller": (
+        {"options": {"controller": "pd"}},
+        ValueError,
+        r"'controller'\] must be 'i', 'pi', 'pid' or an object",
+    ),
+    "controller object": ({"options": {"controller": 0.3}}, TypeError, r"'controller'\] must be.*'factor'"),
+    "stepper class": ({"method": qj.Stepper}, ValueError, r"is not known.*based on qj.Stepper"),
     "shared times": ({"options": {"step_t": [0.5], "jump_t": [0.5]}}, ValueError, r"must not share times"),
     "step_size": ({"method": "rk4", "options": {"step_size": 0.0}}, ValueError, r"'step_size'\] must be positive"),
     "interp": ({"method": "rk4", "options": {"interp": "cubc"}}, ValueError, r"'interp'\] must be one of cubic"),
     "two grids": (
         {"method": "rk4", "options": {"step_size": 1.0, "grid_constructor": lambda f, y, t: t}},
-        ValueError, r"options\['step_size'\] or options\['grid_constructor'\], not both",
+        ValueError,
+        r"options\['step_size'\] or options\['grid_constructor'\], not both",
     ),
     "grid short": (
-        {"method": "rk4", "options": {"grid_constructor": lambda f, y, t: t / 2}}, ValueError,
+        {"method": "rk4", "options": {"grid_constructor": lambda f, y, t: t / 2}},
+        ValueError,
         r"options\['grid_constructor'\] must return strictly monotone times.*from 0 to 0.5",
     ),
     "max_order": (
-        {"method": "implicit_adams", "options": {"max_order": 13}}, ValueError, r"'max_order'\] must be from 2 to 12",
+        {"method": "implicit_adams", "options": {"max_order": 13}},
+        ValueError,
+        r"'max_order'\] must be from 2 to 12",
     ),
     "eta": ({"method": "alf", "options": {"eta": 0.5}}, ValueError, r"options\['eta'\].*0.5"),
     "scipy": ({"method": "scipy_solver", "options": {"solver": "LSODE"}}, ValueError, r"Did you mean 'LSODA'"),
@@ -129,7 +141,7 @@ BAD_INPUT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "discrete": ({"method": "explicit_adams", "gradient": "discrete"}, ValueError, r"'discrete'.*explicit_adams"),
     "reversible": ({"method": "dopri5", "gradient": "reversible"}, ValueError, r"needs method='alf'"),
     "direct": ({"method": "scipy_solver", "gradient": "direct"}, ValueError, r"gradient='direct'.*scipy_solver.*'gq'"),
-}  # fmt: skip
+}
 
 
 def refuse(case: str) -> Exception | None:
@@ -164,35 +176,47 @@ def chattering(t: Tensor, y: Tensor) -> Tensor:
 FAILED: dict[str, tuple[dict[str, Any], type[SolveError], str]] = {
     "blow-up": (
         {"f": singular, "y0": torch.ones(1, dtype=torch.float64), "t": (0.0, 2.0), "rtol": 1e-8, "atol": 1e-8},
-        StepSizeUnderflowError, r"step size fell to \S+ at t = (1|0\.99999).*rtol/atol.*jump_t.*LSODA",
+        StepSizeUnderflowError,
+        r"step size fell to \S+ at t = (1|0\.99999).*rtol/atol.*jump_t.*LSODA",
     ),
     "discontinuity": (
         {"f": chattering, "y0": torch.ones(1, dtype=torch.float64), "options": {"max_num_steps": 200}},
-        TooManyStepsError, r"200 steps were not enough: the solve got to t = 0\.00\d+ of 1 with step size \S+\. Raise",
+        TooManyStepsError,
+        r"200 steps were not enough: the solve got to t = 0\.00\d+ of 1 with step size \S+\. Raise",
     ),
     "f NaN": ({"f": lambda t, y: y * NAN}, NonFiniteStateError, r"not finite at the initial time t = 0"),
     "f NaN, first step given": (
         {"f": lambda t, y: y * NAN, "options": {"first_step": 0.1}},
-        NonFiniteStateError, r"not finite at t = 0 \(step size 0.1\)",
+        NonFiniteStateError,
+        r"not finite at t = 0 \(step size 0.1\)",
     ),
     "f NaN on the way": (
         {"f": lambda t, y: torch.log(0.5 - t) * y},
-        NonFiniteStateError, r"not finite at t = 0\.(4999|5)\S* \(step size",
+        NonFiniteStateError,
+        r"not finite at t = 0\.(4999|5)\S* \(step size",
     ),
     "fixed steps": (
         {"f": lambda t, y: -1e4 * y, "t": (0.0, 20.0), "method": "euler", "options": {"step_size": 0.01}},
-        NonFiniteStateError, r"state is not finite at t = \S+.*step_size",
+        NonFiniteStateError,
+        r"state is not finite at t = \S+.*step_size",
     ),
     "too many": (
-        {"options": {"max_num_steps": 3, "max_step": 0.1}}, TooManyStepsError,
+        {"options": {"max_num_steps": 3, "max_step": 0.1}},
+        TooManyStepsError,
         r"3 steps were not enough: the solve got to t = 0\.\d+ of 1 with step size 0\.\d+.*max_num_steps",
     ),
     "SciPy": (
-        {"f": singular, "y0": torch.ones(1, dtype=torch.float64), "t": (0.0, 2.0), "method": "scipy_solver",
-         "options": {"solver": "RK45"}},
-        StepSizeUnderflowError, r"SciPy's RK45 stopped at t = (1|0\.99)",
+        {
+            "f": singular,
+            "y0": torch.ones(1, dtype=torch.float64),
+            "t": (0.0, 2.0),
+            "method": "scipy_solver",
+            "options": {"solver": "RK45"},
+        },
+        StepSizeUnderflowError,
+        r"SciPy's RK45 stopped at t = (1|0\.99)",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("gradient", ["direct", "discrete", "gq", "adjoint"])

@@ -160,10 +160,15 @@ def test_events_before_and_after_the_second_time(method: str, gradient: str, m: 
         else:
             _, ys = qj.odeint(
                 lambda t, y, k=k: torch.stack([k * y[0], y[0] * torch.cos(5 * t)]),
-                torch.stack([a, torch.zeros_like(a)]), torch.tensor([0.0, 1.0], dtype=DTYPE), method=method,
-                event_fn=lambda t, y: y[0] - m, gradient=gradient, rtol=1e-9, atol=1e-9,
+                torch.stack([a, torch.zeros_like(a)]),
+                torch.tensor([0.0, 1.0], dtype=DTYPE),
+                method=method,
+                event_fn=lambda t, y: y[0] - m,
+                gradient=gradient,
+                rtol=1e-9,
+                atol=1e-9,
                 options={"step_size": 0.02} if method == "rk4" else None,
-            )  # fmt: skip
+            )
             z = ys[-1, 1]
         found.append([x.item() for x in (z, *torch.autograd.grad(z, (a, k), retain_graph=True))])
     assert found[0] == pytest.approx(found[1], abs=1e-5)
@@ -191,9 +196,13 @@ def test_agreement_with_torchdiffeq(tuples: bool, backwards: bool, interface: st
         fall = Fall(tuples)
         height, velocity, t0 = scalar(3.0), scalar(1.0), scalar(0.2)
         time, ys = module.odeint_event(
-            fall, fall.state(height, velocity), t0, event_fn=fall.ground, reverse_time=backwards,
+            fall,
+            fall.state(height, velocity),
+            t0,
+            event_fn=fall.ground,
+            reverse_time=backwards,
             odeint_interface=getattr(module, interface),
-        )  # fmt: skip
+        )
         assert [part.shape[0] for part in problems.parts(ys)] == [2] * len(problems.parts(ys))
         loss = time + time**2 + sum(part[-1].sum() for part in problems.parts(ys))
         gradients = torch.autograd.grad(loss, (height, velocity, fall.g))

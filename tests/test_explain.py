@@ -48,7 +48,7 @@ def test_measures_every_method_that_it_predicts(capsys: pytest.CaptureFixture[st
     """Direct keeps the activations of every evaluation, the joint transpose as many as the limit leaves room for."""
     f = qj.nn.TimeMLP(3, width=64)
     found = qj.explain(f, torch.zeros(40, 3), T, memory_limit=500_000, measure=True, repeats=1)
-    assert set(found.measured) == set(found.predicted) == {"direct", "joint", "stacked"}
+    assert set(found.measured) == set(found.predicted) == {"direct", "joint", "stacked", "gq"}
     assert found.measured["joint"].bytes < found.measured["direct"].bytes / 2
     shown = capsys.readouterr().out
     assert shown.strip() == str(found)

@@ -65,3 +65,10 @@ def test_solves_without_extras() -> None:
 
 def test_ships_its_types() -> None:
     assert Path(qj.__file__).with_name("py.typed").is_file()
+
+
+def test_one_formatter_without_exceptions() -> None:
+    """No line of code is kept from it."""
+    mark = re.compile("# fmt: (skip|off)")
+    files = [p for folder in ("src", "tests", "docs", "examples", "benchmarks") for p in (ROOT / folder).rglob("*.py")]
+    assert [str(path) for path in files if mark.search(path.read_text(encoding="utf-8"))] == []

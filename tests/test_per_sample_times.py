@@ -74,8 +74,13 @@ def gradients(f: nn.Module, solve: Any) -> list[Tensor]:
 
 
 METHODS: dict[str, dict[str, Any]] = {
-    "dopri5": {}, "tsit5": {}, "dopri8": {}, "bosh3": {}, "rk4": {"step_size": 0.01}, "midpoint": {"step_size": 0.002},
-}  # fmt: skip
+    "dopri5": {},
+    "tsit5": {},
+    "dopri8": {},
+    "bosh3": {},
+    "rk4": {"step_size": 0.01},
+    "midpoint": {"step_size": 0.002},
+}
 
 
 @pytest.mark.parametrize("problem", [Growth, Pair])

@@ -126,7 +126,7 @@ def march(stepper: Any, problem: Any, n: int, span: tuple[float, float]) -> tupl
         return problem.exact(problem.y0, torch.tensor([span[0], *t], dtype=torch.float64))[1:]
 
     for t0, t1 in itertools.pairwise(grid.tolist()):
-        step = stepper.step(f, t0, t1, y, carry)
+        step = stepper.step(f, t0, t1, y, carry=carry)
         times = [t0 + theta * (t1 - t0) for theta in (0.2, 0.5, 0.9)]
         between = max(between, problems.error(step.evaluate(times), exact(times)))
         y, carry = step.y1, step.carry

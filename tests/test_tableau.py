@@ -14,7 +14,8 @@ from torchdiffeq._impl import adaptive_heun, bosh3, dopri5, dopri8, fehlberg2
 from torchdiffeq._impl.interp import _interp_evaluate, _interp_fit
 
 from quadjoint.solver.methods.rooted_trees import rooted_trees
-from quadjoint.solver.methods.tableau import TABLEAUS, ButcherTableau
+from quadjoint.solver.methods.tableau import ButcherTableau
+from quadjoint.solver.methods.tableaus import TABLEAUS
 
 Field = Callable[[float, np.ndarray], np.ndarray]
 METHODS = sorted(TABLEAUS)

@@ -21,8 +21,15 @@ ITERATIONS, BATCH, WIDTH = (3, 8, 8) if QUICK else (150, 64, 32)
 
 def drawn_digits(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Digits of seven segments, moved about, with noise: (n, 1, 28, 28)."""
-    segments = {"a": (4, 8, 5, 19), "b": (4, 17, 14, 19), "c": (13, 17, 23, 19), "d": (22, 8, 23, 19),
-                "e": (13, 8, 23, 10), "f": (4, 8, 14, 10), "g": (13, 8, 14, 19)}  # fmt: skip
+    segments = {
+        "a": (4, 8, 5, 19),
+        "b": (4, 17, 14, 19),
+        "c": (13, 17, 23, 19),
+        "d": (22, 8, 23, 19),
+        "e": (13, 8, 23, 10),
+        "f": (4, 8, 14, 10),
+        "g": (13, 8, 14, 19),
+    }
     lit = ["abcdef", "bc", "abged", "abgcd", "fgbc", "afgcd", "afgedc", "abc", "abcdefg", "abcdfg"]
     digits = torch.zeros(10, 28, 28)
     for digit, names in enumerate(lit):
@@ -76,11 +83,20 @@ class ODEBlock(nn.Module):
 
 torch.manual_seed(0)
 model = nn.Sequential(
-    nn.Conv2d(1, WIDTH, 3, 1), nn.GroupNorm(4, WIDTH), nn.ReLU(),
-    nn.Conv2d(WIDTH, WIDTH, 4, 2, 1), nn.GroupNorm(4, WIDTH), nn.ReLU(),
-    nn.Conv2d(WIDTH, WIDTH, 4, 2, 1), ODEBlock(ODEFunc(WIDTH)),
-    nn.GroupNorm(4, WIDTH), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, 10),
-)  # fmt: skip
+    nn.Conv2d(1, WIDTH, 3, 1),
+    nn.GroupNorm(4, WIDTH),
+    nn.ReLU(),
+    nn.Conv2d(WIDTH, WIDTH, 4, 2, 1),
+    nn.GroupNorm(4, WIDTH),
+    nn.ReLU(),
+    nn.Conv2d(WIDTH, WIDTH, 4, 2, 1),
+    ODEBlock(ODEFunc(WIDTH)),
+    nn.GroupNorm(4, WIDTH),
+    nn.ReLU(),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
+    nn.Linear(WIDTH, 10),
+)
 images, labels = digits(BATCH * ITERATIONS)
 optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
 losses = []

@@ -23,8 +23,12 @@ from quadjoint.gradient.continuous.integral import InState, Quadrature
 from quadjoint.ode import odeint, solve
 from quadjoint.quadrature import Heuristic, NodePolicy, PerStep, Span, gauss_legendre
 from quadjoint.solution import Solution
+from quadjoint.solver.controllers import PIDController
+from quadjoint.solver.interpolation import HermiteStep
 from quadjoint.solver.methods.catalogue import METHODS, register_method
-from quadjoint.solver.methods.tableau import TABLEAUS, ButcherTableau
+from quadjoint.solver.methods.tableau import ButcherTableau
+from quadjoint.solver.methods.tableaus import TABLEAUS
+from quadjoint.solver.protocols import Controller, Step, Stepper
 from quadjoint.solver.remembered import clear_cache
 from quadjoint.solver.stats import Stats
 
@@ -53,15 +57,18 @@ __all__ = [
     "Auto",
     "ButcherTableau",
     "ContinuousAdjoint",
+    "Controller",
     "Direct",
     "DiscreteAdjoint",
     "Explanation",
     "GaussLegendre",
     "Gradient",
+    "HermiteStep",
     "Heuristic",
     "InState",
     "NeuralSDE",
     "NodePolicy",
+    "PIDController",
     "PerStep",
     "QuadjointWarning",
     "Quadrature",
@@ -72,6 +79,8 @@ __all__ = [
     "SolveError",
     "Span",
     "Stats",
+    "Step",
+    "Stepper",
     "WongZakai",
     "clear_cache",
     "explain",

@@ -17,7 +17,7 @@ from quadjoint.solver.methods.catalogue import make_solver
 from quadjoint.solver.methods.compiled import with_compiled_steps
 from quadjoint.solver.observe import Observer, SampleObserver
 from quadjoint.solver.progress import bar
-from quadjoint.solver.spec import Spec
+from quadjoint.solver.spec import InitialValue, Method, Spec
 from quadjoint.solver.state import Layout, State
 from quadjoint.solver.times import LinearMap, check_times, fill_padding, fractions, sample_options
 
@@ -55,7 +55,7 @@ def arrange(
     y0: State,
     t: Tensor,
     *,
-    method: str,
+    method: Method,
     rtol: Any,
     atol: Any,
     options: dict[str, Any] | None,
@@ -92,12 +92,12 @@ def arrange(
             raise ValueError(
                 f"With event_fn, t holds the initial time and one later for the direction; got {len(times)} times."
             )
-    numbers = solver_t.detach().to("cpu", torch.float64).tolist()
-    solver = make_solver(method, options, rtol, atol, layout, solver_t, numbers, y, f, event_fn is not None)
+    problem = InitialValue(f, y, solver_t, layout, open_end=event_fn is not None)
+    solver = make_solver(method, options, problem, rtol=rtol, atol=atol)
     if solver.grid is None:
         _remark_on_precision(rtol, atol, y)
     event = None if event_fn is None else lambda s, state: event_fn(s, layout.unpack(state))
-    hooks = _hooks(f, layout, progress, numbers)
+    hooks = _hooks(f, layout, problem.times if progress else None)
     spec = Spec(dynamics, solver, make_observer, event, tolerance, hooks, dense)
     return Arranged(with_compiled_steps(spec) if compile else spec, y, t, layout)
 
@@ -163,7 +163,7 @@ def _remark_on_precision(rtol: Any, atol: Any, y: Tensor) -> None:
         )
 
 
-def _hooks(f: Callable[..., Any], layout: Layout, progress: bool, times: list[float]) -> Hooks:
+def _hooks(f: Callable[..., Any], layout: Layout, bar_over: list[float] | None) -> Hooks:
     """Callbacks are attributes of f, as in torchdiffeq; they receive (t0, y0, dt) with dt the step's length."""
 
     def adapt(callback: Any) -> Any:
@@ -175,4 +175,4 @@ def _hooks(f: Callable[..., Any], layout: Layout, progress: bool, times: list[fl
 
     names = ("callback_step", "callback_accept_step", "callback_reject_step")
     hooks = Hooks(*(adapt(getattr(f, name, None)) for name in names))
-    return replace(hooks, on_accept=bar(times, hooks.on_accept)) if progress else hooks
+    return hooks if bar_over is None else replace(hooks, on_accept=bar(bar_over, hooks.on_accept))

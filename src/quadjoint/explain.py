@@ -13,12 +13,13 @@ from torch import Tensor
 
 from quadjoint.arrange import arrange, check_input
 from quadjoint.autograd.captured import Snapshot
-from quadjoint.gradient import Auto, DiscreteAdjoint, Gradient, resolve
+from quadjoint.gradient import Auto, DiscreteAdjoint, GaussLegendre, Gradient, resolve
 from quadjoint.gradient.base import Task
 from quadjoint.gradient.choose.cost import Estimate, Sizes, predict
 from quadjoint.gradient.choose.measure import memory_bytes, sizes_of
 from quadjoint.gradient.first import First
 from quadjoint.ode import odeint, solve
+from quadjoint.solver.spec import Method
 from quadjoint.solver.state import State
 from quadjoint.solver.stats import Stats
 
@@ -31,7 +32,7 @@ class Explanation:
 
     ``predicted`` and ``measured`` hold seconds of a forward and backward pass together and bytes: predicted, what is
     kept for the backward pass; measured, the most that was held at any time. Keys are "direct", the modes of
-    "discrete" and, in ``measured``, whatever else was asked for.
+    "discrete", "gq" (which ``Auto(exact=False)`` considers too) and, in ``measured``, whatever else was asked for.
     """
 
     sizes: Sizes
@@ -70,10 +71,21 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(f: Callable[..., Any], y0: State, t: Tensor, *, method: str = "dopri5", rtol: Any = 1e-3, atol: Any = 1e-6,
-            options: dict[str, Any] | None = None, params: Sequence[Tensor] | None = None,
-            memory_limit: int | None = None, measure: bool | Sequence[str] = False, repeats: int = 3,
-            show: bool = True) -> Explanation:  # fmt: skip
+def explain(
+    f: Callable[..., Any],
+    y0: State,
+    t: Tensor,
+    *,
+    method: Method = "dopri5",
+    rtol: Any = 1e-3,
+    atol: Any = 1e-6,
+    options: dict[str, Any] | None = None,
+    params: Sequence[Tensor] | None = None,
+    memory_limit: int | None = None,
+    measure: bool | Sequence[str] = False,
+    repeats: int = 3,
+    show: bool = True,
+) -> Explanation:
     """Print and return what ``gradient="auto"`` would choose for ``qj.odeint(f, y0, t, ...)``, and why.
 
     One forward solve counts the evaluations; `quadjoint.gradient.choose.cost` predicts time and memory from them and
@@ -94,12 +106,13 @@ def explain(f: Callable[..., Any], y0: State, t: Tensor, *, method: str = "dopri
     (8, 2, True)
     """
     settings: dict[str, Any] = dict(method=method, rtol=rtol, atol=atol, options=options)
-    if method == "scipy_solver":
-        raise ValueError(
-            "With method='scipy_solver' there is no choice: its steps cannot be recorded, auto takes 'gq'."
-        )
     check_input(f, y0, t, options=options)
     arranged = arrange(f, y0, t, event_fn=None, compile=False, exact_clock=True, **settings)
+    if not arranged.spec.solver.stepper.recordable:
+        raise ValueError(
+            f"With method={arranged.spec.solver.name!r} there is no choice: its steps cannot be recorded, auto takes "
+            "'gq'."
+        )
     snapshot = Snapshot(f, arranged.y0.device)
     with torch.enable_grad():
         first = First.record(arranged.spec, arranged.y0, snapshot, params)
@@ -110,6 +123,8 @@ def explain(f: Callable[..., Any], y0: State, t: Tensor, *, method: str = "dopri
     choice = Auto(int(limit)).choose(task, first).gradient
     sizes = sizes_of(task, first.activation_bytes, stats.forward_evaluations)
     predicted = predict(sizes, limit // 2)
+    evaluations = stats.forward_evaluations
+    predicted["gq"] = GaussLegendre().predict(task, first.activation_bytes or 0, evaluations=evaluations)
     name = choice.mode if isinstance(choice, DiscreteAdjoint) and choice.mode in predicted else "direct"
     found = Explanation(sizes, stats, predicted, limit, name, gradient=choice)
     if measure:
@@ -121,8 +136,16 @@ def explain(f: Callable[..., Any], y0: State, t: Tensor, *, method: str = "dopri
     return found
 
 
-def _measure(how: Gradient, *, f: Callable[..., Any], y0: State, t: Tensor, settings: dict[str, Any],
-             tensors: tuple[Tensor, ...], repeats: int) -> Estimate:  # fmt: skip
+def _measure(
+    how: Gradient,
+    *,
+    f: Callable[..., Any],
+    y0: State,
+    t: Tensor,
+    settings: dict[str, Any],
+    tensors: tuple[Tensor, ...],
+    repeats: int,
+) -> Estimate:
     """Seconds and peak bytes of one gradient of the mean square of all outputs."""
     from quadjoint.experiments.timing import peak_memory
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from quadjoint.ode import odeint, solve
 from quadjoint.solution import Solution
+from quadjoint.solver.spec import Method
 
 __all__ = ["MLP", "Augment", "ConvDynamics", "Downsampling", "NeuralODE", "SecondOrder", "TimeMLP"]
 
@@ -175,7 +176,7 @@ class NeuralODE(nn.Module):
         f: Any,
         *,
         span: tuple[float, float] = (0.0, 1.0),
-        method: str = "dopri5",
+        method: Method = "dopri5",
         rtol: Any = 1e-3,
         atol: Any = 1e-6,
         gradient: Any = "auto",

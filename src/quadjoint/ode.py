@@ -23,6 +23,7 @@ from quadjoint.gradient.flow import Crossing, Flow, shift
 from quadjoint.solution import Solution
 from quadjoint.solver.events import EventWatch
 from quadjoint.solver.randomness import RandomnessCheck
+from quadjoint.solver.spec import Method
 from quadjoint.solver.state import State
 from quadjoint.solver.stats import Stats
 
@@ -36,7 +37,7 @@ def odeint(
     y0: State,
     t: Tensor,
     *,
-    method: str = "dopri5",
+    method: Method = "dopri5",
     rtol: Any = 1e-3,
     atol: Any = 1e-6,
     gradient: str | Gradient = "auto",
@@ -52,7 +53,8 @@ def odeint(
         y0: tensor of any shape, or a tuple of tensors.
         t: times, strictly increasing or decreasing, shape (K,); or (B, K) with times for each sample of the batch
             (rows may be padded with NaN), in which case f receives t shaped to broadcast against y.
-        method: "dopri5", "tsit5", "dopri8", "bosh3", "rk4" and others, see ``quadjoint.METHODS``.
+        method: "dopri5", "tsit5", "dopri8", "bosh3", "rk4" and others, see ``quadjoint.METHODS``; a `ButcherTableau`,
+            or a `Stepper` of your own.
         rtol, atol: tolerances of adaptive methods, numbers or, for a tuple state, one per tensor.
         gradient: "auto", "direct", "discrete", "gq", "gq-paper", "adjoint", "seminorm", "reversible" or an object.
         options: of the method, named as in torchdiffeq; ``event_tol`` is the accuracy of an event's time, relative to
@@ -72,8 +74,18 @@ def odeint(
     """
     how = resolve(gradient)
     check_input(f, y0, t, options=options)
-    arranged = arrange(f, y0, t, method=method, rtol=rtol, atol=atol, options=options, event_fn=event_fn,
-                       compile=compile, exact_clock=how.exact_clock)  # fmt: skip
+    arranged = arrange(
+        f,
+        y0,
+        t,
+        method=method,
+        rtol=rtol,
+        atol=atol,
+        options=options,
+        event_fn=event_fn,
+        compile=compile,
+        exact_clock=how.exact_clock,
+    )
     solved = _solve(arranged, how, params)
     return solved.ys if event_fn is None else (solved.event_time, solved.ys)
 
@@ -84,7 +96,7 @@ def solve(
     y0: State,
     t: Tensor,
     *,
-    method: str = "dopri5",
+    method: Method = "dopri5",
     rtol: Any = 1e-3,
     atol: Any = 1e-6,
     gradient: str | Gradient = "auto",
@@ -107,8 +119,20 @@ def solve(
     """
     how = resolve(gradient)
     check_input(f, y0, t, options=options)
-    arranged = arrange(f, y0, t, method=method, rtol=rtol, atol=atol, options=options, event_fn=event_fn,
-                       compile=compile, exact_clock=how.exact_clock, dense=True, progress=progress)  # fmt: skip
+    arranged = arrange(
+        f,
+        y0,
+        t,
+        method=method,
+        rtol=rtol,
+        atol=atol,
+        options=options,
+        event_fn=event_fn,
+        compile=compile,
+        exact_clock=how.exact_clock,
+        dense=True,
+        progress=progress,
+    )
     solved = _solve(arranged, how, params)
     ts = t if solved.event_time is None else torch.stack([t[0], solved.event_time])
     return Solution(

@@ -68,7 +68,9 @@ class Solution:
         sign = 1.0 if last >= first else -1.0
         change = sign * self._parts[0].steps[-1].t1
         split = [int(sign * t > change) for t in times]
-        states = [evaluate(part, [t for t, k in zip(times, split, strict=True) if k == n]) if n in split else None
-                  for n, part in enumerate(self._parts)]  # fmt: skip
+        states = [
+            evaluate(part, [t for t, k in zip(times, split, strict=True) if k == n]) if n in split else None
+            for n, part in enumerate(self._parts)
+        ]
         rows = [iter(()) if x is None else iter(x.unbind()) for x in states]
         return torch.stack([next(rows[k]) for k in split])

@@ -34,9 +34,17 @@ _NO_LIMIT = 2**31 - 1
 _CALLBACKS = ("callback_step", "callback_accept_step", "callback_reject_step")
 
 
-def odeint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any = 1e-7, atol: Any = 1e-9,
-           method: str | None = None, options: dict[str, Any] | None = None,
-           event_fn: Callable[..., Any] | None = None) -> Any:  # fmt: skip
+def odeint(
+    func: Callable[..., Any],
+    y0: State,
+    t: Tensor,
+    *,
+    rtol: Any = 1e-7,
+    atol: Any = 1e-9,
+    method: str | None = None,
+    options: dict[str, Any] | None = None,
+    event_fn: Callable[..., Any] | None = None,
+) -> Any:
     """Solve dy/dt = func(t, y) from y(t[0]) = y0; gradients by backpropagation through the solver.
 
     Returns the states at ``t``, or with ``event_fn`` the time of its first change of sign and the states at the start
@@ -52,12 +60,23 @@ def odeint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any = 1e-7, 
     return _solve(func, y0, t, rtol, atol, method, options, event_fn, resolve(how), None)
 
 
-def odeint_adjoint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any = 1e-7, atol: Any = 1e-9,
-                   method: str | None = None, options: dict[str, Any] | None = None,
-                   event_fn: Callable[..., Any] | None = None, adjoint_rtol: Any = None,
-                   adjoint_atol: Any = None, adjoint_method: str | None = None,
-                   adjoint_options: dict[str, Any] | None = None, adjoint_params: Iterable[Tensor] | None = None,
-                   gradient: str | Gradient | None = None) -> Any:  # fmt: skip
+def odeint_adjoint(
+    func: Callable[..., Any],
+    y0: State,
+    t: Tensor,
+    *,
+    rtol: Any = 1e-7,
+    atol: Any = 1e-9,
+    method: str | None = None,
+    options: dict[str, Any] | None = None,
+    event_fn: Callable[..., Any] | None = None,
+    adjoint_rtol: Any = None,
+    adjoint_atol: Any = None,
+    adjoint_method: str | None = None,
+    adjoint_options: dict[str, Any] | None = None,
+    adjoint_params: Iterable[Tensor] | None = None,
+    gradient: str | Gradient | None = None,
+) -> Any:
     """As ``odeint``, with gradients in little memory.
 
     Runge-Kutta solves are differentiated by their exact transpose (``gradient="discrete"``), which solves no second
@@ -106,9 +125,16 @@ def odeint_adjoint(func: Callable[..., Any], y0: State, t: Tensor, *, rtol: Any 
     return _solve(func, y0, t, rtol, atol, method, options, event_fn, how, params)
 
 
-def odeint_event(func: Callable[..., Any], y0: State, t0: Tensor, *, event_fn: Callable[..., Any],
-                 reverse_time: bool = False, odeint_interface: Callable[..., Any] = odeint,
-                 **kwargs: Any) -> tuple[Tensor, State]:  # fmt: skip
+def odeint_event(
+    func: Callable[..., Any],
+    y0: State,
+    t0: Tensor,
+    *,
+    event_fn: Callable[..., Any],
+    reverse_time: bool = False,
+    odeint_interface: Callable[..., Any] = odeint,
+    **kwargs: Any,
+) -> tuple[Tensor, State]:
     """Solve until ``event_fn(t, y)`` changes sign; returns its time and the states at the start and there.
 
     The time is differentiable in whatever it depends on (implicit function theorem), and so is the state.
@@ -125,9 +151,17 @@ def odeint_event(func: Callable[..., Any], y0: State, t0: Tensor, *, event_fn: C
     return event_t, solution
 
 
-def odeint_dense(func: Callable[..., Any], y0: State, t0: Tensor | float, t1: Tensor | float, *, rtol: Any = 1e-7,
-                 atol: Any = 1e-9, method: str | None = None,
-                 options: dict[str, Any] | None = None) -> Callable[[Tensor], State]:  # fmt: skip
+def odeint_dense(
+    func: Callable[..., Any],
+    y0: State,
+    t0: Tensor | float,
+    t1: Tensor | float,
+    *,
+    rtol: Any = 1e-7,
+    atol: Any = 1e-9,
+    method: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[[Tensor], State]:
     """The solution from ``t0`` to ``t1`` as a function of time, for any method and state.
 
     >>> import torch
@@ -142,21 +176,44 @@ def odeint_dense(func: Callable[..., Any], y0: State, t0: Tensor | float, t1: Te
     how = "gq" if method == "scipy_solver" else "direct"
     _say_unjudged(func, method)
     return ode.solve(
-        func, y0, t, rtol=_tolerance(rtol, y0), atol=_tolerance(atol, y0), method=method, gradient=how,
+        func,
+        y0,
+        t,
+        rtol=_tolerance(rtol, y0),
+        atol=_tolerance(atol, y0),
+        method=method,
+        gradient=how,
         options=_options(method, options, t, None),
-    )  # fmt: skip
+    )
 
 
-def _solve(func: Callable[..., Any], y0: State, t: Tensor, rtol: Any, atol: Any, method: str,
-           options: dict[str, Any] | None, event_fn: Callable[..., Any] | None, how: Gradient,
-           params: tuple[Tensor, ...] | None) -> Any:  # fmt: skip
+def _solve(
+    func: Callable[..., Any],
+    y0: State,
+    t: Tensor,
+    rtol: Any,
+    atol: Any,
+    method: str,
+    options: dict[str, Any] | None,
+    event_fn: Callable[..., Any] | None,
+    how: Gradient,
+    params: tuple[Tensor, ...] | None,
+) -> Any:
     if isinstance(t, Tensor) and t.ndim != 1:
         raise ValueError(f"t must be one dimensional; got shape {tuple(t.shape)}.")
     _say_unjudged(func, method)
     return ode.odeint(
-        func, y0, t, rtol=_tolerance(rtol, y0), atol=_tolerance(atol, y0), method=method, event_fn=event_fn,
-        gradient=how, options=_options(method, options, t, event_fn), params=params,
-    )  # fmt: skip
+        func,
+        y0,
+        t,
+        rtol=_tolerance(rtol, y0),
+        atol=_tolerance(atol, y0),
+        method=method,
+        event_fn=event_fn,
+        gradient=how,
+        options=_options(method, options, t, event_fn),
+        params=params,
+    )
 
 
 def _options(method: str, options: dict[str, Any] | None, t: Any, event_fn: Any) -> dict[str, Any]:

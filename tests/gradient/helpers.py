@@ -73,8 +73,15 @@ def loss(ys: Tensor) -> Tensor:
     return (weights * ys).sum() + 0.3 * ys.square().sum()
 
 
-def gradients(f: Callable[..., Any], y0: Tensor, t: Tensor, how: str | qj.Gradient, wrt: Sequence[Tensor] | None = None,
-              loss: Callable[..., Tensor] = loss, **options: Any) -> list[Tensor]:  # fmt: skip
+def gradients(
+    f: Callable[..., Any],
+    y0: Tensor,
+    t: Tensor,
+    how: str | qj.Gradient,
+    wrt: Sequence[Tensor] | None = None,
+    loss: Callable[..., Tensor] = loss,
+    **options: Any,
+) -> list[Tensor]:
     """Gradients in y0, t and the parameters (of the module f, or those given)."""
     y0, t = y0.clone().requires_grad_(), t.clone().requires_grad_()
     ys = qj.odeint(f, y0, t, gradient=how, **options)

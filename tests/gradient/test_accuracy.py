@@ -16,8 +16,16 @@ from gradient.helpers import Driven, Network, flat, normal, times
 SCALES, ENDS = (1.0, 3.0, 5.0), (1.0, 5.0)
 
 
-def parameter_gradient(f: Network, y0: Tensor, target: Tensor, end: float, how: str | qj.Gradient, rtol: float,
-                       factor: float = 1.0, method: str = "dopri5") -> Tensor:  # fmt: skip
+def parameter_gradient(
+    f: Network,
+    y0: Tensor,
+    target: Tensor,
+    end: float,
+    how: str | qj.Gradient,
+    rtol: float,
+    factor: float = 1.0,
+    method: str = "dopri5",
+) -> Tensor:
     ys = qj.odeint(f, y0, times(0.0, end), gradient=how, rtol=rtol, atol=rtol, method=method)
     return flat(torch.autograd.grad(factor * (ys[-1] - target).square().mean(), list(f.parameters())))
 
@@ -139,8 +147,14 @@ def test_stored_trajectories_do_not_depend_on_how_observations_are_interpolated(
 def test_a_stored_trajectory_costs_no_evaluations_that_the_next_step_would_not_make() -> None:
     counts = {}
     for interp in ("linear", "cubic"):
-        sol = qj.solve(Driven(), normal(4, 3), torch.linspace(0.0, 1.0, 11, dtype=torch.float64), method="rk4",
-                       options={"interp": interp}, gradient="gq")  # fmt: skip
+        sol = qj.solve(
+            Driven(),
+            normal(4, 3),
+            torch.linspace(0.0, 1.0, 11, dtype=torch.float64),
+            method="rk4",
+            options={"interp": interp},
+            gradient="gq",
+        )
         counts[interp] = sol.stats.forward_evaluations
     assert counts["linear"] == counts["cubic"] == 41
 

@@ -144,6 +144,25 @@ def test_a_tolerance_that_is_asked_for_is_met_and_the_error_reported(rtol: float
     assert true_error < 10 * stats.gradient_error + 1e-12
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+def test_the_free_estimate_of_the_error_is_right_to_a_power_of_ten(nodes: int, seed: int) -> None:
+    """Against many nodes on the same steps, without observations inside of them."""
+    torch.manual_seed(seed)
+    f, y0, t = Driven(3, 8, 2.0), normal(4, 3, seed=seed), T[[0, -1]]
+
+    def adjoint(count: int) -> tuple[Tensor, float | None]:
+        start = y0.clone().requires_grad_()
+        sol = qj.solve(f, start, t, gradient=qj.GaussLegendre(nodes=count, solve="dense"), rtol=1e-3, atol=1e-3)
+        (found,) = torch.autograd.grad(loss(sol.ys), start)
+        return found, sol.stats.gradient_error
+
+    fine, _ = adjoint(12)
+    found, estimate = adjoint(nodes)
+    true_error = float((found - fine).norm() / fine.norm())
+    assert estimate is not None and 0.1 * true_error < estimate < 10 * true_error
+
+
 def test_a_tolerance_that_is_missed_is_said() -> None:
     f = Network().float()
     sol = qj.solve(f, normal(4, 3).float(), T.float(), gradient=qj.GaussLegendre(rtol=1e-12))
@@ -202,9 +221,15 @@ def test_robertson_by_an_implicit_solver_of_scipy() -> None:
 
     def value(scale: Tensor, gradient: Any, tol: float) -> Tensor:
         ys = qj.odeint(
-            lambda t, y: robertson(t, y, rates * scale), y0, t, method="scipy_solver", gradient=gradient,
-            rtol=tol, atol=1e-4 * tol, options={"solver": "Radau"},
-        )  # fmt: skip
+            lambda t, y: robertson(t, y, rates * scale),
+            y0,
+            t,
+            method="scipy_solver",
+            gradient=gradient,
+            rtol=tol,
+            atol=1e-4 * tol,
+            options={"solver": "Radau"},
+        )
         return (ys[1:] * weights).sum()
 
     scale = torch.ones(3, dtype=torch.float64, requires_grad=True)
@@ -214,6 +239,29 @@ def test_robertson_by_an_implicit_solver_of_scipy() -> None:
         h[i] = 1e-3
         with torch.no_grad():
             slope = (value(1 + h, "gq", 1e-11) - value(1 - h, "gq", 1e-11)) / 2e-3
+        assert float(found[i]) == pytest.approx(float(slope), rel=1e-4)
+
+
+def test_van_der_pol_by_an_implicit_solver_of_scipy() -> None:
+    """mu = 1000, past the first sudden change: the gradient in mu and in the initial state by finite differences."""
+    t, weights = times(0.0, 500.0, 1200.0), torch.tensor([1.0, 100.0], dtype=torch.float64)
+
+    def value(start: Tensor, gradient: Any, tol: float) -> Tensor:
+        def f(t: Tensor, y: Tensor) -> Tensor:
+            return torch.stack([y[1], start[2] * (1.0 - y[0] ** 2) * y[1] - y[0]])
+
+        ys = qj.odeint(
+            f, start[:2], t, method="scipy_solver", gradient=gradient, rtol=tol, atol=tol, options={"solver": "Radau"}
+        )
+        return (ys[1:] * weights).sum()
+
+    start = torch.tensor([2.0, 0.0, 1000.0], dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(value(start, "gq", 1e-9), start)
+    for i, h in ((0, 1e-4), (2, 1e-1)):
+        shift = torch.zeros(3, dtype=torch.float64)
+        shift[i] = h
+        with torch.no_grad():
+            slope = (value(start + shift, "gq", 1e-12) - value(start - shift, "gq", 1e-12)) / (2 * h)
         assert float(found[i]) == pytest.approx(float(slope), rel=1e-4)
 
 
@@ -238,6 +286,9 @@ def test_settings_that_make_no_sense_are_refused_in_words() -> None:
         qj.GaussLegendre(max_states=0)
     with pytest.raises(ValueError, match="Runge-Kutta"):
         qj.odeint(
-            lambda t, y: -y, torch.ones(1, requires_grad=True), times(0.0, 1.0), method="alf",
+            lambda t, y: -y,
+            torch.ones(1, requires_grad=True),
+            times(0.0, 1.0),
+            method="alf",
             gradient=qj.GaussLegendre(max_states=3),
-        )  # fmt: skip
+        )

@@ -30,8 +30,17 @@ def decay(how: Any, ahead: float, turn: float, method: str, options: dict[str, A
         return -torch.stack([a * y[0], b * y[1]]) / turn
 
     start = torch.stack([y0, y0.square()])
-    event, ys = qj.odeint(f, start, torch.stack([t0, t0.detach() + turn * ahead]), event_fn=lambda t, y: y[0] - 1.0,
-                          gradient=how, method=method, rtol=1e-8, atol=1e-8, options=options)  # fmt: skip
+    event, ys = qj.odeint(
+        f,
+        start,
+        torch.stack([t0, t0.detach() + turn * ahead]),
+        event_fn=lambda t, y: y[0] - 1.0,
+        gradient=how,
+        method=method,
+        rtol=1e-8,
+        atol=1e-8,
+        options=options,
+    )
     exact_event = t0 + turn * torch.log(y0) / a
     exact_last = y0.square() * torch.exp(-b / a * torch.log(y0))
     assert event.item() == pytest.approx(exact_event.item(), abs=1e-6)
@@ -69,8 +78,9 @@ def test_a_bouncing_ball_is_differentiated_through_its_bounces(how: Any) -> None
         return torch.stack([y[1], -g + 0.0 * y[0]])
 
     for _ in range(3):
-        t, ys = qj.odeint(f, y, torch.stack([t, t.detach() + 1.0]), event_fn=lambda t, y: y[0], gradient=how,
-                          rtol=1e-9, atol=1e-9)  # fmt: skip
+        t, ys = qj.odeint(
+            f, y, torch.stack([t, t.detach() + 1.0]), event_fn=lambda t, y: y[0], gradient=how, rtol=1e-9, atol=1e-9
+        )
         y = torch.stack([torch.full((), 1e-9, dtype=torch.float64), -r * ys[-1][1]])
     exact = 2 * v0 / g * (1 + r + r**2)
     assert t.item() == pytest.approx(exact.item(), rel=1e-6)

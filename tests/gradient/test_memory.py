@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 
 import pytest
+import torch
 
 import quadjoint as qj
 from gradient.helpers import ALL, LiveMemory, Network, normal, times
@@ -32,6 +33,27 @@ def growth(how: str | qj.Gradient, method: str = "rk4") -> float:
 @pytest.mark.parametrize("how", ["gq-paper", "adjoint", "seminorm", qj.DiscreteAdjoint(max_states=2, mode="joint")])
 def test_memory_does_not_grow_with_the_steps(how: str | qj.Gradient) -> None:
     assert growth(how) < 0.05
+
+
+@pytest.mark.parametrize("how", ["gq-paper", qj.GaussLegendre(max_states=2)])
+@pytest.mark.parametrize("dim", [1000, 1537])
+def test_memory_of_a_flat_state_does_not_grow_as_the_tolerance_falls(how: str | qj.Gradient, dim: int) -> None:
+    """A vector of any length is one row; what is stacked is bounded by its bytes, not by its rows."""
+    w = normal(dim).requires_grad_()
+    peaks = []
+    for tolerance in (1e-4, 1e-7, 1e-10):
+        with LiveMemory() as memory:
+            ys = qj.odeint(
+                lambda t, y: torch.cos(w * y + 3.0 * t) - y,
+                normal(dim, seed=1),
+                times(0.0, 6.0),
+                gradient=how,
+                rtol=tolerance,
+                atol=tolerance,
+            )
+            ys[-1].square().sum().backward()
+        peaks.append(memory.peak)
+    assert max(peaks) - min(peaks) <= 6 * dim * 8, [p / (dim * 8) for p in peaks]
 
 
 @pytest.mark.parametrize("max_states", [3, 5, 8])

@@ -37,8 +37,15 @@ def test_a_second_network_that_takes_over_later_and_is_named_is_differentiated(h
     wrt = [*first.parameters(), *second.parameters()]
 
     def found(how: str) -> list[Tensor]:
-        ys = qj.odeint(lambda t, y: first(t, y) if t < 0.5 else second(t, y), y0, T, gradient=how,
-                       options={"jump_t": times(0.5)}, params=list(second.parameters()), **TIGHT)  # fmt: skip
+        ys = qj.odeint(
+            lambda t, y: first(t, y) if t < 0.5 else second(t, y),
+            y0,
+            T,
+            gradient=how,
+            options={"jump_t": times(0.5)},
+            params=list(second.parameters()),
+            **TIGHT,
+        )
         return list(torch.autograd.grad(loss(ys), wrt))
 
     assert relative(found(how), found("direct")) < (1e-3 if how == "gq-paper" else 1e-5)

@@ -54,7 +54,7 @@ def test_a_step_is_inverted_exactly(eta: float) -> None:
     f, y, v = Driven(), normal(4, 3), normal(4, 3, seed=1)
     method, dynamics = AsynchronousLeapfrog(eta), Dynamics(f, y)
     with torch.no_grad():
-        step = method.step(dynamics, 0.2, 0.5, y, v)
+        step = method.step(dynamics, 0.2, 0.5, y, carry=v)
         middle = method.middle(step.y1, step.carry, 0.3)
         back_y, back_v = method.inverse(middle, dynamics(0.35, middle), step.carry, 0.3)
     assert torch.allclose(back_y, y, rtol=0, atol=1e-14)
@@ -92,8 +92,14 @@ def test_a_reconstruction_that_drifts_from_the_initial_state_is_said(rate: float
     y0 = normal(3)
 
     def gradient(how: str) -> float:
-        ys = qj.odeint(lambda t, y: -w * (y - torch.cos(t)), y0, times(0.0, 1.0), method="alf", gradient=how,
-                       options={"eta": eta, "step_size": 0.01})  # fmt: skip
+        ys = qj.odeint(
+            lambda t, y: -w * (y - torch.cos(t)),
+            y0,
+            times(0.0, 1.0),
+            method="alf",
+            gradient=how,
+            options={"eta": eta, "step_size": 0.01},
+        )
         return float(torch.autograd.grad(ys[-1].square().sum(), w)[0])
 
     exact = gradient("direct")

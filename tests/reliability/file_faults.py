@@ -177,18 +177,23 @@ FILE_FAULTS: tuple[FileFault, ...] = (
     FileFault("checkpoint: empty", resumed_from(lambda path: path.write_bytes(b"") and None), "starts anew"),
     FileFault("checkpoint: cut off", resumed_from(truncated), "starts anew"),
     FileFault(
-        "checkpoint: of another program", resumed_from(lambda path: torch.save({"hello": 1}, path)), "starts anew",
+        "checkpoint: of another program",
+        resumed_from(lambda path: torch.save({"hello": 1}, path)),
+        "starts anew",
     ),
     FileFault(
-        "checkpoint: of another model", resumed_from(another_model), "starts anew",
+        "checkpoint: of another model",
+        resumed_from(another_model),
+        "starts anew",
     ),
     FileFault("data: pickle that is not a published one", other_pickle, "a pickle from elsewhere is not opened"),
     FileFault("data: images cut off", lambda folder: digits(folder, lambda b: b[:-1]), "is cut off"),
     FileFault("data: images too long", lambda folder: digits(folder, lambda b: b + b"0"), "is too long"),
     FileFault("data: another kind of file", lambda folder: digits(folder, lambda b: b"PK" + b), "is not an idx file"),
     FileFault(
-        "data: one byte changed after the fetch", 
-        lambda folder: digits(folder, lambda b: b[:-1] + b"1", fetched=True), "published",
+        "data: one byte changed after the fetch",
+        lambda folder: digits(folder, lambda b: b[:-1] + b"1", fetched=True),
+        "published",
     ),
     FileFault("download: a gzip bomb", zip_bomb, "is longer than the published file"),
     FileFault("download: endless", lambda folder: downloaded(folder, "one", endless()), "sends more than 10 bytes"),
@@ -199,4 +204,4 @@ FILE_FAULTS: tuple[FileFault, ...] = (
     FileFault("archive: hard link", link(tarfile.LNKTYPE), OUTSIDE),
     FileFault("archive: device", link(tarfile.CHRTYPE), OUTSIDE),
     FileFault("archive: named pipe", link(tarfile.FIFOTYPE), OUTSIDE),
-)  # fmt: skip
+)

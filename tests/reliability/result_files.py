@@ -52,8 +52,9 @@ def marked_up(value: Any) -> Any:
 
 def escaped(folder: Path) -> str:
     base = marked_up(record_of(JOB))
-    records = [base | {"experiment": "crossing", "status": status, "key": f"<script>{status}"} for status in
-               ("done", "failed")]  # fmt: skip
+    records = [
+        base | {"experiment": "crossing", "status": status, "key": f"<script>{status}"} for status in ("done", "failed")
+    ]
     records[1]["result"] = {"reason": "<script>alert(2)</script>"}
     commands(folder, lines(*records, base))
     page = (folder / "report.html").read_text(encoding="utf-8")

@@ -65,10 +65,19 @@ def test_the_steps_are_as_many_as_said() -> None:
     assert sol.stats.accepted_steps == STEPS == 10_000
 
 
-@pytest.mark.parametrize(("gradient", "per_step"), [("reversible", 0), (qj.DiscreteAdjoint(max_states=4), 0),
-                                                    (qj.QuadratureAdjoint(qj.PerStep()), 0),
-                                                    ("adjoint", 0), ("seminorm", 0), ("gq-paper", 0),
-                                                    (qj.DiscreteAdjoint(keep="states"), 1)], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("gradient", "per_step"),
+    [
+        ("reversible", 0),
+        (qj.DiscreteAdjoint(max_states=4), 0),
+        (qj.QuadratureAdjoint(qj.PerStep()), 0),
+        ("adjoint", 0),
+        ("seminorm", 0),
+        ("gq-paper", 0),
+        (qj.DiscreteAdjoint(keep="states"), 1),
+    ],
+    ids=str,
+)
 def test_the_memory_between_the_passes_is_as_promised(gradient: Any, per_step: int) -> None:
     """State-sized tensors that are alive after the forward solve, for twice as many steps: only so many more."""
     f = Rotation(1.0)

@@ -84,10 +84,13 @@ class Case:
         return torch.as_tensor(t[::-1].copy() if self.decreasing else t)
 
 
-def cases(dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32), methods: tuple[str, ...] = (
-    "dopri5", "tsit5", "bosh3", "dopri8", "rk4", "euler", "midpoint"), parts: int = 2,
+def cases(
+    dtypes: tuple[torch.dtype, ...] = (torch.float64, torch.float32),
+    methods: tuple[str, ...] = ("dopri5", "tsit5", "bosh3", "dopri8", "rk4", "euler", "midpoint"),
+    parts: int = 2,
     shapes: tuple[tuple[int, ...], ...] = ((2,), (3, 2), (2, 3, 2), (5, 1), (4, 9)),
-    directions: tuple[bool, ...] = (False, True)) -> st.SearchStrategy[Case]:  # fmt: skip
+    directions: tuple[bool, ...] = (False, True),
+) -> st.SearchStrategy[Case]:
     return st.builds(
         Case,
         shape=st.sampled_from(shapes),
@@ -124,8 +127,12 @@ def relative(found: list[Tensor], expected: list[Tensor]) -> float:
 
 
 @few
-@given(case=cases(), mode=st.sampled_from(["auto", "joint", "stacked"]),
-       keep=st.sampled_from(["stages", "states"]), limit=st.sampled_from([None, 1, 3]))  # fmt: skip
+@given(
+    case=cases(),
+    mode=st.sampled_from(["auto", "joint", "stacked"]),
+    keep=st.sampled_from(["stages", "states"]),
+    limit=st.sampled_from([None, 1, 3]),
+)
 def test_discrete_is_direct(case: Case, mode: str, keep: str, limit: int | None) -> None:
     how = qj.DiscreteAdjoint(mode=mode, keep=keep, max_states=limit)
     error = relative(gradients(case, how)[0], gradients(case, "direct")[0])
@@ -147,8 +154,11 @@ def test_quadrature_adjoint_is_as_exact_as_it_says(case: Case, rtol: float) -> N
 
 
 @few
-@given(case=cases(dtypes=(torch.float64,), methods=("dopri5", "tsit5", "rk4"), parts=1), rows=st.integers(1, 700),
-       gradient=st.sampled_from(["gq", "gq-paper", "stacked"]))  # fmt: skip
+@given(
+    case=cases(dtypes=(torch.float64,), methods=("dopri5", "tsit5", "rk4"), parts=1),
+    rows=st.integers(1, 700),
+    gradient=st.sampled_from(["gq", "gq-paper", "stacked"]),
+)
 def test_results_do_not_depend_on_the_chunk_size(case: Case, rows: int, gradient: str) -> None:
     how = qj.DiscreteAdjoint(mode=gradient) if gradient == "stacked" else gradient
     expected, _ = gradients(case, how)
@@ -159,8 +169,10 @@ def test_results_do_not_depend_on_the_chunk_size(case: Case, rows: int, gradient
 
 
 @few
-@given(case=cases(dtypes=(torch.float64,), parts=1, shapes=((3, 2), (7, 2), (4, 9))),
-       gradient=st.sampled_from(["direct", "discrete", "gq", "gq-paper", "adjoint", "seminorm"]))  # fmt: skip
+@given(
+    case=cases(dtypes=(torch.float64,), parts=1, shapes=((3, 2), (7, 2), (4, 9))),
+    gradient=st.sampled_from(["direct", "discrete", "gq", "gq-paper", "adjoint", "seminorm"]),
+)
 def test_results_do_not_depend_on_the_order_of_the_batch(case: Case, gradient: str) -> None:
     y0, t = case.y0(), case.times()
     order = torch.randperm(len(y0), generator=torch.Generator().manual_seed(case.seed))
@@ -175,8 +187,10 @@ def test_results_do_not_depend_on_the_order_of_the_batch(case: Case, gradient: s
 
 
 @fewer
-@given(case=cases(dtypes=(torch.float64,), methods=("dopri5", "tsit5", "dopri8"), parts=1, shapes=((3, 2), (4, 9))),
-       gradient=st.sampled_from(["direct", "discrete", "gq"]))  # fmt: skip
+@given(
+    case=cases(dtypes=(torch.float64,), methods=("dopri5", "tsit5", "dopri8"), parts=1, shapes=((3, 2), (4, 9))),
+    gradient=st.sampled_from(["direct", "discrete", "gq"]),
+)
 def test_times_per_sample_are_a_loop_over_samples(case: Case, gradient: str) -> None:
     f, y0, t = case.net(), case.y0(), case.times()
     rates = torch.linspace(0.5, 1.3, len(y0), dtype=torch.float64)[:, None]

@@ -129,8 +129,11 @@ def matching_curves(curve: str, methods: tuple[str, ...], *, relative: float) ->
         width = max((r["config"]["width"] for r in trained), default=None)
         found: dict[str, list[float]] = {}
         for method in methods:
-            runs = [r["result"]["curves"][curve] for r in trained
-                    if r["config"]["method"] == method and r["config"]["width"] == width]  # fmt: skip
+            runs = [
+                r["result"]["curves"][curve]
+                for r in trained
+                if r["config"]["method"] == method and r["config"]["width"] == width
+            ]
             if runs:
                 found[method] = [sum(values) / len(values) for values in zip(*runs, strict=True)]
         if len(found) < 2:
@@ -282,8 +285,10 @@ def irregular_cost(first: str, second: str, method: str, limit: float) -> Callab
         words, ratios = [], []
         for times in (10, 50):
             here = [r for r in of_study(records, "regularity") if r["config"]["times"] == times]
-            a, b = (mean([r for r in here if r["config"]["spacing"] == s], method, "seconds_per_gradient")
-                    for s in (first, second))  # fmt: skip
+            a, b = (
+                mean([r for r in here if r["config"]["spacing"] == s], method, "seconds_per_gradient")
+                for s in (first, second)
+            )
             if a and b:
                 ratios.append(b / a)
                 words.append(f"{times} times: {b / a:.2f}")

@@ -15,9 +15,10 @@ from quadjoint.autograd.captured import Snapshot
 from quadjoint.autograd.gates import Gates
 from quadjoint.gradient.cotangents import Cotangents, Mailbox, Query
 from quadjoint.gradient.first import First
-from quadjoint.solver.dynamics import Dynamics, Flow
+from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.integrate import Integration
 from quadjoint.solver.interpolation import DenseOutput
+from quadjoint.solver.protocols import Step, VectorField
 from quadjoint.solver.spec import Spec
 from quadjoint.solver.stats import Stats
 
@@ -47,7 +48,7 @@ class Task:
 class Part:
     """Steps that are kept for the continuous solution; ``mailbox`` takes gradients of states that autograd lacks."""
 
-    steps: list[Any]
+    steps: list[Step]
     mailbox: Mailbox | None = None
     link: Tensor | None = None
 
@@ -75,10 +76,10 @@ class Recorder(Protocol):
     """What a forward solve leaves to its backward pass."""
 
     @property
-    def flow(self) -> Flow:
+    def flow(self) -> VectorField:
         """The dynamics to solve with, whose evaluations the recorder may watch."""
 
-    def __call__(self, step: Any) -> None:
+    def __call__(self, step: Step) -> None:
         """Take in an accepted step."""
 
 
@@ -114,7 +115,7 @@ class Running(Protocol):
     def run(self) -> Integration: ...
 
 
-Begin = Callable[[Tensor, Flow, Callable[[Any], None]], Running]
+Begin = Callable[[Tensor, VectorField, Callable[[Step], None]], Running]
 
 
 def differentiate(method: Gradient, task: Task, begin: Begin, y0: Tensor, recorder: Recorder) -> Outcome:

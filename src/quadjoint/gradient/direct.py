@@ -13,9 +13,9 @@ from quadjoint.gradient.base import Gradient, Gradients, Outcome, Part, Task, di
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.discrete.discrete_adjoint import DiscreteAdjoint
 from quadjoint.gradient.first import Begun, First
-from quadjoint.solver.dynamics import Flow
 from quadjoint.solver.integrate import Integration, Integrator
 from quadjoint.solver.interpolation import DenseOutput
+from quadjoint.solver.protocols import Step, VectorField
 from quadjoint.solver.spec import Spec
 
 
@@ -41,7 +41,7 @@ class Direct(Gradient):
     exact_clock = True
 
     def check(self, spec: Spec) -> None:
-        if spec.solver.method == "scipy_solver":
+        if not spec.solver.stepper.recordable:
             raise ValueError(
                 "gradient='direct' cannot record the steps of method 'scipy_solver'; use gradient='gq' or 'adjoint', "
                 "or solve under torch.no_grad()."
@@ -82,7 +82,7 @@ class Direct(Gradient):
         how = DiscreteAdjoint(memory_limit=self.memory_limit // 2)
 
         def begin(y: Tensor, f: Any, accepted: Any) -> Integrator:
-            return paused.resume(y, f, accepted, rest())
+            return paused.resume(y, f, accepted=accepted, observer=rest())
 
         return differentiate(how, task, begin, paused.y, how.recorder(task, None))
 
@@ -111,14 +111,14 @@ class _Recorded:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.flow: Flow = spec.f
+        self.flow: VectorField = spec.f
         self.start = self.ys = torch.empty(0)
 
-    def begin(self, y: Tensor, f: Flow, accepted: Any) -> _Recorded:
+    def begin(self, y: Tensor, f: VectorField, accepted: Any) -> _Recorded:
         self.start = y.detach().requires_grad_()
         return self
 
-    def __call__(self, step: Any) -> None:
+    def __call__(self, step: Step) -> None:
         """Of an accepted step nothing is kept but the graph."""
 
     def run(self) -> Integration:

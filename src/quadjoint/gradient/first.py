@@ -14,7 +14,8 @@ from quadjoint.autograd import private
 from quadjoint.autograd.captured import Snapshot
 from quadjoint.autograd.leaves import Frontier, separate, upstream
 from quadjoint.autograd.recorded import Graph, record_and_count
-from quadjoint.solver.dynamics import Dynamics, Time
+from quadjoint.solver.dynamics import Dynamics
+from quadjoint.solver.protocols import Time
 from quadjoint.solver.spec import Spec
 
 

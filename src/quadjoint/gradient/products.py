@@ -14,7 +14,8 @@ from quadjoint.autograd.aliases import Aliases
 from quadjoint.autograd.leaves import Frontier
 from quadjoint.autograd.recorded import NOTHING, Graph, record
 from quadjoint.gradient.base import Task
-from quadjoint.solver.dynamics import Dynamics, Time, stack_call
+from quadjoint.solver.dynamics import Dynamics, stack_call
+from quadjoint.solver.protocols import Time
 
 # Stacking pays until a product has about this many rows; beyond it the weights are no longer what is waited for.
 CHUNK_ROWS = 512

@@ -16,6 +16,8 @@ from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.first import Begun, First
 from quadjoint.gradient.products import Products
 from quadjoint.solver.integrate import Integration
+from quadjoint.solver.methods.leapfrog import AsynchronousLeapfrog
+from quadjoint.solver.protocols import Step
 from quadjoint.solver.spec import Spec
 from quadjoint.solver.state import rms_norm
 
@@ -39,9 +41,9 @@ class Reversible(Gradient):
 
     def check(self, spec: Spec) -> None:
         solver = spec.solver
-        if solver.method != "alf":
+        if not isinstance(solver.stepper, AsynchronousLeapfrog):
             raise ValueError(
-                f"gradient='reversible' needs method='alf', the one with an inverse; got method={solver.method!r}."
+                f"gradient='reversible' needs method='alf', the one with an inverse; got method={solver.name!r}."
             )
         if spec.event is not None:
             raise ValueError("gradient='reversible' does not support events; use gradient='direct'.")
@@ -53,7 +55,7 @@ class Reversible(Gradient):
     def adapted(self, spec: Spec) -> Spec:
         """Land on every observation: interpolated ones would need states inside steps."""
         solver = spec.solver
-        if solver.method != "alf" or solver.grid is not None or spec.event is not None:
+        if not isinstance(solver.stepper, AsynchronousLeapfrog) or solver.grid is not None or spec.event is not None:
             return spec
         return replace(spec, solver=solver.with_settings(step_t=(*solver.settings.step_t, *spec.times())))
 
@@ -64,6 +66,7 @@ class Reversible(Gradient):
     def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
         cotangents.check_finite()
         products, stepper = Products(task), task.spec.solver.stepper
+        assert isinstance(stepper, AsynchronousLeapfrog)
         if not run.taken:
             return Gradients(cotangents.grads.sum(0), products.sums)
         if not set(cotangents.times.tolist()) <= {run.taken[0].t0, *(taken.t1 for taken in run.taken)}:
@@ -104,8 +107,8 @@ class _Ending:
         self.count = 0
         self.restarts: dict[int, Tensor] = {}
 
-    def __call__(self, step: Any) -> None:
-        if self.count and step.f0 is not self.v:
+    def __call__(self, step: Step) -> None:
+        if self.count and step.retry is not self.v:
             self.restarts[self.count] = self.v
         self.count += 1
         self.y, self.v = step.y1, step.carry

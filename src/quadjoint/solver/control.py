@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from quadjoint.errors import NonFiniteStateError, StepSizeUnderflowError
-from quadjoint.solver.dynamics import Flow
-from quadjoint.solver.interpolation import Step
-from quadjoint.solver.methods.runge_kutta import Clock
+from quadjoint.solver.controllers import CONTROLLERS
+from quadjoint.solver.protocols import Clock, Controller, Step, VectorField
 from quadjoint.solver.state import Norm, rms_norm
 
 
@@ -31,13 +30,12 @@ class StepSettings:
     max_num_steps: int = 100_000
     step_t: tuple[float, ...] = ()
     jump_t: tuple[float, ...] = ()
-    controller: str = "i"
+    controller: Controller = CONTROLLERS["i"]
 
     def error_ratio(self, step: Step) -> float:
         """Size of the error estimate in units of the tolerance; the one host synchronisation of a step."""
-        ratio = getattr(step, "ratio", None)
-        if ratio is not None:  # computed with the step
-            return float(ratio)
+        if step.ratio is not None:  # computed with the step
+            return float(step.ratio)
         with torch.no_grad():
             error = step.error
             assert error is not None
@@ -48,9 +46,7 @@ class StepSettings:
 class AdaptiveControl:
     """Accepts a step if its error is within tolerance, and chooses the next step size.
 
-    The I controller takes h * safety * r**(-1/p) for an error ratio r and a method of order p. The PI controller
-    also looks at the ratio before, which avoids sequences of rejections where stability limits the step
-    (Gustafsson 1991; Hairer and Wanner, section IV.2).
+    The controller of the settings turns errors into factors; this one keeps the step size and the errors before.
     """
 
     perturb = False
@@ -58,12 +54,12 @@ class AdaptiveControl:
     def __init__(self, settings: StepSettings, order: int) -> None:
         self.settings, self.order = settings, order
         self.h = 0.0  # always positive
-        self.previous_ratio = 1.0
+        self.history = (1.0, 1.0)  # errors of the last two steps that were accepted
         self.length = 0.0  # of the step in progress; t1 - t0 differs from it by rounding
         self.full_step = 0.0  # the step size wanted before a stop cut it short
 
-    def start(self, f: Flow, t0: float, y0: Tensor, t_end: float) -> Tensor | None:
-        """Choose the first step size; returns f(t0, y0), the first stage, where the search evaluated it."""
+    def start(self, f: VectorField, t0: float, y0: Tensor, t_end: float) -> Tensor | None:
+        """Choose the first step size; returns f(t0, y0), the first stage, if the search evaluated it."""
         if self.settings.first_step is not None:
             self.h = abs(self.settings.first_step)
             return None
@@ -74,7 +70,7 @@ class AdaptiveControl:
         self.h = max(searched, min(abs(t_end - t0), 100 * math.ulp(max(abs(t0), abs(t_end)))))
         return f0
 
-    def _search(self, f: Flow, t0: float, y0: Tensor, f0: Tensor, t_end: float) -> float:
+    def _search(self, f: VectorField, t0: float, y0: Tensor, f0: Tensor, t_end: float) -> float:
         """Hairer, Norsett and Wanner, section II.4: from the sizes of y, f and a difference of f."""
         s = self.settings
         scale = y0.abs() * s.rtol + s.atol
@@ -132,24 +128,21 @@ class AdaptiveControl:
             # A stop that cut the step short says nothing about the size that the problem allows.
             if h < self.full_step:
                 self.h = max(self.h, self.full_step)
-            self.previous_ratio = max(ratio, 1e-4)
+            self.history = (max(ratio, 1e-4), self.history[0])
         return accepted
 
     def _factor(self, ratio: float) -> float:
         s = self.settings
         if ratio == 0.0:
             return s.ifactor
-        if s.controller == "pi":
-            beta = 0.4 / self.order
-            factor = s.safety * ratio ** -(1.0 / self.order - 0.75 * beta) * self.previous_ratio**beta
-        else:
-            factor = s.safety * ratio ** (-1.0 / self.order)
-        return min(s.ifactor, max(factor, 1.0 if ratio < 1.0 else s.dfactor))
+        factor = s.controller.factor(ratio, self.history, order=self.order, safety=s.safety)
+        # Another attempt must be shorter, whatever the steps before were like.
+        return min(s.ifactor if ratio <= 1.0 else s.safety, max(factor, s.dfactor))
 
     def _check_start(self, step: Step, h: float) -> None:
         """A step from a state whose derivative is not finite cannot be mended by shortening it."""
-        ks = getattr(step, "ks", None)
-        start_bad = ks is not None and not bool(torch.isfinite(ks[0]).all())
+        slope = step.retry
+        start_bad = isinstance(slope, Tensor) and not bool(torch.isfinite(slope).all())
         if start_bad or not bool(torch.isfinite(step.y0).all()) or h < 1e-13 * max(1.0, abs(step.t0)):
             raise NonFiniteStateError(
                 f"The dynamics are not finite at t = {step.t0:.9g} (step size {h:.3g}). "
@@ -160,16 +153,22 @@ class AdaptiveControl:
 class GridControl:
     """Takes the steps of a given grid, all of them good.
 
-    ``points`` is the grid as a tensor, where gradients in it are wanted. Past the grid's end (an event is looked for)
+    ``points`` is the grid as a tensor, if gradients in it are wanted. Past the grid's end (an event is looked for)
     it goes on with the last step size. ``perturb`` evaluates just inside the ends of every step.
     """
 
-    def __init__(self, grid: list[float], points: Tensor | None = None, perturb: bool = False,
-                 max_num_steps: int = 2**31 - 1) -> None:  # fmt: skip
+    def __init__(
+        self,
+        grid: list[float],
+        points: Tensor | None = None,
+        *,
+        perturb: bool = False,
+        max_num_steps: int = 2**31 - 1,
+    ) -> None:
         self.grid, self.points, self.perturb, self.index = grid, points, perturb, 0
         self.settings = StepSettings(max_num_steps=max_num_steps)
 
-    def start(self, f: Flow, t0: float, y0: Tensor, t_end: float) -> Tensor | None:
+    def start(self, f: VectorField, t0: float, y0: Tensor, t_end: float) -> Tensor | None:
         return None
 
     def propose(self, t: float, stop: float, y: Tensor) -> tuple[float, Clock | None]:

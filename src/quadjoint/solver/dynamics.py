@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,16 +12,10 @@ from torch import Tensor
 from quadjoint.autograd import private
 from quadjoint.autograd.leaves import leaves
 from quadjoint.errors import warn_once
+from quadjoint.solver.protocols import Time
 from quadjoint.solver.state import Layout
 
-Time = float | Tensor
 TimeMap = Callable[[Tensor], tuple[Tensor, Tensor]]  # s to (t, dt/ds), both shaped to broadcast against the state
-
-
-class Flow(Protocol):
-    """What a stepper evaluates: dy/dt at a time and a state, ``nudge`` units in the last place beside the time."""
-
-    def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor: ...
 
 
 _IN_PLACE = "f changed its input y in place; return a new tensor instead (for example y * 2, not y.mul_(2))."
@@ -35,8 +29,9 @@ class Dynamics:
     without grad.
     """
 
-    def __init__(self, f: Callable[..., Any], y0: Tensor, layout: Layout | None = None,
-                 time_map: TimeMap | None = None) -> None:  # fmt: skip
+    def __init__(
+        self, f: Callable[..., Any], y0: Tensor, layout: Layout | None = None, time_map: TimeMap | None = None
+    ) -> None:
         self.f = f
         self.time_map = time_map  # solver time to each sample's own time
         self.layout = layout or Layout()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from quadjoint.errors import SolveError
 from quadjoint.solver.dynamics import Dynamics
+from quadjoint.solver.protocols import Step
 
 EventFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -32,10 +32,10 @@ class EventWatch:
         with torch.no_grad():
             return float((self.event(self.f.time(t), y.detach()) * self.signs).min())
 
-    def crossed(self, step: Any) -> bool:
+    def crossed(self, step: Step) -> bool:
         return self.value(step.t1, step.y1) <= 0.0
 
-    def locate(self, step: Any) -> float:
+    def locate(self, step: Step) -> float:
         """The end of a bracket at which the event has happened, on the continuous extension of the step.
 
         Chandrupatla's method (1997): inverse quadratic interpolation where it is safe, else bisection.
@@ -57,7 +57,7 @@ class EventWatch:
             fraction = min(1.0 - limit, max(limit, _interpolated(a, b, c, value_a, value_b, value_c)))
         return a if value_a <= 0.0 else b
 
-    def _inside(self, step: Any, t: float) -> float:
+    def _inside(self, step: Step, t: float) -> float:
         with torch.no_grad():
             return self.value(t, step.y0 if t == step.t0 else step.evaluate([t])[0])
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from quadjoint.errors import NonFiniteStateError, TooManyStepsError
 from quadjoint.solver.control import Control, GridControl
-from quadjoint.solver.dynamics import Flow
 from quadjoint.solver.events import EventWatch
 from quadjoint.solver.observe import Observer, SampleObserver
+from quadjoint.solver.protocols import Nudge, Step, Stepper, VectorField
 
 Jumps = dict[float, Callable[[Tensor], Tensor]]
 
@@ -26,7 +25,7 @@ class Hooks:
     on_step: Callable[[float, Tensor, float], None] | None = None
     on_accept: Callable[[float, Tensor, float], None] | None = None
     on_reject: Callable[[float, Tensor, float], None] | None = None
-    accepted: Callable[[Any], None] | None = None  # receives the accepted step itself
+    accepted: Callable[[Step], None] | None = None  # receives the accepted step itself
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Taken:
 
     t0: float
     t1: float
-    nudge: tuple[int, int]
+    nudge: Nudge
 
 
 @dataclass
@@ -46,7 +45,7 @@ class Integration:
     taken: list[Taken] = field(default_factory=list)
     rejected_steps: int = 0
     event_time: float | None = None
-    steps: list[Any] = field(default_factory=list)  # the accepted steps, if they were to be kept
+    steps: list[Step] = field(default_factory=list)  # the accepted steps, if they were to be kept
 
     @property
     def accepted_steps(self) -> int:
@@ -64,10 +63,10 @@ class Integrator:
 
     def __init__(
         self,
-        f: Flow,
+        f: VectorField,
         y0: Tensor,
         *,
-        stepper: Any,
+        stepper: Stepper,
         control: Control,
         observer: Observer | SampleObserver,
         watch: EventWatch | None = None,
@@ -113,7 +112,7 @@ class Integrator:
         nudge = _nudge(self.fresh or control.perturb, t1 in self.discontinuities or control.perturb, t1 - t)
         if hooks.on_step:
             hooks.on_step(t, y, t1 - t)
-        step = self.stepper.step(self.f, t, t1, y, self.carry, nudge, clock)
+        step = self.stepper.step(self.f, t, t1, y, carry=self.carry, nudge=nudge, clock=clock)
         good = control.judge(step)
         if good:
             self._accept(step, stop, nudge)
@@ -121,13 +120,13 @@ class Integrator:
             self.out.rejected_steps += 1
             if hooks.on_reject:
                 hooks.on_reject(t, y, t1 - t)
-            self.carry = step.ks[0] if hasattr(step, "ks") else self.carry
+            self.carry = self.carry if step.retry is None else step.retry
         count = self.out.accepted_steps + self.out.rejected_steps
         if not self.finished and count >= control.settings.max_num_steps:
             raise _too_many(control, self.t, self.t_end, step)
         return good
 
-    def _accept(self, step: Any, stop: float, nudge: tuple[int, int]) -> None:
+    def _accept(self, step: Step, stop: float, nudge: Nudge) -> None:
         out = self.out
         if self.hooks.on_accept:
             self.hooks.on_accept(self.t, self.y, step.t1 - step.t0)
@@ -154,7 +153,7 @@ class Integrator:
             self.finished = self.finished or not self.stops
 
     def resume(
-        self, y: Tensor, f: Flow, accepted: Callable[[Any], None], observer: Observer | SampleObserver
+        self, y: Tensor, f: VectorField, *, accepted: Callable[[Step], None], observer: Observer | SampleObserver
     ) -> Integrator:
         """Go on from ``y``, the state reached, with other dynamics and observer; its derivative is evaluated anew."""
         self.f, self.y, self.carry, self.observer = f, y, None, observer
@@ -163,11 +162,11 @@ class Integrator:
 
 
 def retrace(
-    f: Flow,
+    f: VectorField,
     y0: Tensor,
     taken: list[Taken],
     *,
-    stepper: Any,
+    stepper: Stepper,
     observer: Observer | SampleObserver,
     points: Tensor | None = None,
     discontinuities: frozenset[float] = frozenset(),
@@ -181,7 +180,7 @@ def retrace(
     y, carry = y0, None
     for n, record in enumerate(taken):
         clock = None if points is None else (points[n], points[n + 1])
-        step = stepper.step(f, record.t0, record.t1, y, carry, record.nudge, clock)
+        step = stepper.step(f, record.t0, record.t1, y, carry=carry, nudge=record.nudge, clock=clock)
         out.steps.append(step)
         observer.collect(step)
         y, carry = step.y1, None if step.t1 in discontinuities else step.carry
@@ -189,7 +188,7 @@ def retrace(
     return out
 
 
-def _too_many(control: Control, t: float, t_end: float, step: Any) -> TooManyStepsError:
+def _too_many(control: Control, t: float, t_end: float, step: Step) -> TooManyStepsError:
     return TooManyStepsError(
         f"{control.settings.max_num_steps} steps were not enough: the solve got to t = {t:.6g} of {t_end:.6g} "
         f"with step size {abs(step.t1 - step.t0):.3g}. Raise options['max_num_steps'], loosen the tolerances, "
@@ -206,7 +205,7 @@ def _stops(t0: float, t_end: float, control: Control, jumps: Jumps) -> list[floa
     return sorted([*inside, t_end], key=lambda s: -sign * s)
 
 
-def _nudge(after_jump: bool, before_jump: bool, dt: float) -> tuple[int, int]:
+def _nudge(after_jump: bool, before_jump: bool, dt: float) -> Nudge:
     """Evaluate just after a discontinuity at the start of a step and just before one at its end."""
     direction = 1 if dt > 0 else -1
     return (direction if after_jump else 0), (-direction if before_jump else 0)

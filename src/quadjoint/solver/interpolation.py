@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import bisect
+import copy
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-
-class Step(Protocol):
-    """One step from ``t0`` to ``t1`` (either direction) with states at its ends and between them."""
-
-    t0: float
-    t1: float
-    y0: Tensor
-    y1: Tensor
-
-    @property
-    def error(self) -> Tensor | None:
-        """Estimate of the local error, None where the method has none."""
-
-    def evaluate(self, times: Sequence[float]) -> Tensor:
-        """States at ``times`` within the step, stacked along a new first dimension."""
+from quadjoint.solver.protocols import Clock, Step, VectorField
 
 
 class DenseOutput:
@@ -50,3 +38,70 @@ def hermite_weights(theta: float) -> tuple[float, float, float, float]:
     """Weights of (y0, y1, h f0, h f1) in the cubic Hermite interpolant at ``theta`` in [0, 1]."""
     h01 = theta * theta * (3 - 2 * theta)
     return 1 - h01, h01, theta * (1 - theta) ** 2, theta * theta * (theta - 1)
+
+
+class HermiteStep:
+    """A step known by its ends and the derivatives there; between them lies the cubic Hermite polynomial.
+
+    ``f1``, the derivative at the end, is evaluated when it is needed. ``carry`` and ``retry`` are handed to the next
+    step and to another attempt at this one. ``linear`` draws a straight line instead of the cubic; ``exact_slopes``
+    says that f0 is f(t0, y0) and no estimate of it.
+    """
+
+    ratio = None
+
+    def __init__(
+        self,
+        f: VectorField,
+        t0: float,
+        t1: float,
+        *,
+        y0: Tensor,
+        y1: Tensor,
+        f0: Tensor,
+        f1: Tensor | None = None,
+        carry: Any = None,
+        retry: Any = None,
+        error: Tensor | None = None,
+        clock: Clock | None = None,
+        linear: bool = False,
+        exact_slopes: bool = True,
+    ) -> None:
+        self.f, self.t0, self.t1, self.y0, self.y1, self.f0, self._f1 = f, t0, t1, y0, y1, f0, f1
+        self.carry, self.retry, self.error, self.clock = carry, retry, error, clock
+        self.linear, self.exact_slopes = linear, exact_slopes
+        self.grad = torch.is_grad_enabled()
+
+    @property
+    def f1(self) -> Tensor:
+        if self._f1 is None:
+            with torch.set_grad_enabled(self.grad):
+                self._f1 = self.f(self.t1 if self.clock is None else self.clock[1], self.y1)
+        return self._f1
+
+    def smooth(self) -> HermiteStep:
+        """The same step with the cubic through its ends."""
+        if not self.linear:
+            return self
+        out = copy.copy(self)
+        out.linear = False
+        return out
+
+    def _blend(self, theta: Any, h: Any) -> Tensor:
+        if self.linear:
+            return self.y0 + theta * (self.y1 - self.y0)
+        w0, w1, v0, v1 = hermite_weights(theta)
+        return w0 * self.y0 + w1 * self.y1 + (v0 * h) * self.f0 + (v1 * h) * self.f1
+
+    def evaluate(self, times: Sequence[float]) -> Tensor:
+        h = self.t1 - self.t0
+        return torch.stack([self.y1 if t == self.t1 else self._blend((t - self.t0) / h, h) for t in times])
+
+    def evaluate_at(self, times: Tensor) -> Tensor:
+        t0, t1 = self.clock if self.clock is not None else (self.t0, self.t1)
+        h = t1 - t0
+        return torch.stack([self._blend(((t - t0) / h).to(self.y0.dtype), h) for t in times])
+
+    def scatter(self, rows: Tensor, times: np.ndarray) -> Tensor:
+        states = self.evaluate(times.tolist())
+        return states[torch.arange(len(rows), device=rows.device), rows]

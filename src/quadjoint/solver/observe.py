@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from quadjoint.solver.protocols import Step
 
 
 class Observer:
@@ -38,7 +39,7 @@ class Observer:
         """Observers of what is still to come at ``t``."""
         return partial(Observer, self.times[self.next :], start=t)
 
-    def collect(self, step: Any) -> None:
+    def collect(self, step: Step) -> None:
         first, times, end = self.next, self.times, self.sign * step.t1
         while self.next < len(times) and self.sign * times[self.next] <= end:
             self.next += 1
@@ -51,7 +52,7 @@ class Observer:
         else:
             self.chunks.append(step.evaluate(times[first : self.next]))
 
-    def finish_at(self, time: float, step: Any) -> None:
+    def finish_at(self, time: float, step: Step) -> None:
         """End at an event inside ``step`` instead of at the last time."""
         self.times[-1] = time
         self.collect(step)
@@ -102,7 +103,7 @@ class SampleObserver:
         """The samples of the observations ``first`` to ``last`` in order of time."""
         return torch.as_tensor(self.rows[first:last], device=device)
 
-    def collect(self, step: Any) -> None:
+    def collect(self, step: Step) -> None:
         first = self.next
         self.next = int(np.searchsorted(self.sorted, step.t1, side="right"))
         if self.next > first:

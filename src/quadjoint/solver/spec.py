@@ -6,39 +6,66 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from quadjoint.solver.control import AdaptiveControl, Control, StepSettings
-from quadjoint.solver.dynamics import Dynamics, Flow
+from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.events import EventFunction, EventWatch
 from quadjoint.solver.integrate import Hooks, Integration, Integrator, retrace
+from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.observe import Observer, SampleObserver
+from quadjoint.solver.protocols import Step, Stepper, VectorField
+from quadjoint.solver.state import Layout
+
+Method = str | ButcherTableau | Stepper  # what can be given as ``method=``
+
+
+@dataclass(frozen=True)
+class InitialValue:
+    """An initial value problem: what the choice of steps may depend on."""
+
+    f: Callable[..., Any]
+    y0: Tensor
+    t: Tensor  # observation times, shared by the batch
+    layout: Layout
+    open_end: bool = False  # an event will end the solve; the last time says the direction alone
+
+    @property
+    def times(self) -> list[float]:
+        """The observation times as numbers."""
+        return self.t.detach().to("cpu", torch.float64).tolist()
 
 
 @dataclass(frozen=True)
 class Solver:
     """A method with its settings: the stepper, and a fresh step control for every solve."""
 
-    method: str
-    stepper: Any
+    method: Method  # as it was given
+    stepper: Stepper
     make_control: Callable[[], Control]
     settings: StepSettings
     grid: list[float] | None = None  # of a fixed-step method
-    points: Tensor | None = None  # the grid as a tensor, where it depends on learnable times
+    points: Tensor | None = None  # the grid as a tensor, if it depends on learnable times
+
+    @property
+    def name(self) -> str:
+        """The method by its name."""
+        return self.method if isinstance(self.method, str) else self.method.name
 
     @property
     def order(self) -> int:
-        return int(self.stepper.order)
+        return self.stepper.order
 
     @property
-    def eager(self) -> Any:
+    def eager(self) -> Stepper:
         """The stepper for other dynamics than the forward solve's, which may be compiled."""
-        return getattr(self.stepper, "eager", self.stepper)
+        return self.stepper.eager
 
     @property
-    def smooth(self) -> Any:
+    def smooth(self) -> Stepper:
         """The eager stepper with the method's own continuous extension, whatever observations are made with."""
-        return getattr(self.eager, "smooth", self.eager)
+        return self.stepper.eager.smooth
 
     def with_settings(self, **changes: Any) -> Solver:
         """The same adaptive solver with other settings."""
@@ -73,7 +100,9 @@ class Spec:
         assert isinstance(observer, Observer)
         return observer.times if event_time is None else [*observer.times[:-1], event_time]
 
-    def begin(self, y0: Tensor, f: Flow | None = None, accepted: Callable[[Any], None] | None = None) -> Integrator:
+    def begin(
+        self, y0: Tensor, f: VectorField | None = None, accepted: Callable[[Step], None] | None = None
+    ) -> Integrator:
         """The solve from ``y0``, ready to run; grad mode decides whether autograd records it.
 
         ``f`` stands in for the dynamics where their evaluations are to be watched.

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.solver.methods.catalogue import RUNGE_KUTTA
+from quadjoint.solver.methods.catalogue import runge_kutta_of
+from quadjoint.solver.spec import Method
 
 
 def check_times(t: Tensor, name: str = "t") -> np.ndarray:
@@ -84,9 +85,9 @@ class PiecewiseMap:
         return t.to(self.dtype).reshape(self.shape), self.rates[k].to(self.dtype).reshape(self.shape)
 
 
-def sample_options(method: str, options: dict[str, Any], t: Tensor) -> dict[str, Any]:
+def sample_options(method: Method, options: dict[str, Any], t: Tensor) -> dict[str, Any]:
     """Options of a solve in the batch's common time, from those given in each sample's own."""
-    if method not in RUNGE_KUTTA:
+    if runge_kutta_of(method) is None:
         raise ValueError(f"Times per sample need a Runge-Kutta method; got method={method!r}.")
     for name in ("grid_constructor", "step_t", "jump_t"):
         if options.get(name) is not None:

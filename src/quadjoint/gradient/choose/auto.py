@@ -29,6 +29,8 @@ class Auto(Gradient):
     Args:
         memory_limit: bytes that the backward pass may keep; by default a quarter of the memory of the device, or of
             what the process is allowed. What does not fit is recomputed.
+        exact: choose among gradients of the solve as it was computed, which agree to rounding. False also considers
+            "gq", the gradient of the ODE along the solve, which agrees with them to the tolerance.
 
     >>> import torch, quadjoint as qj
     >>> w = torch.ones(2, requires_grad=True)
@@ -38,16 +40,17 @@ class Auto(Gradient):
     """
 
     memory_limit: int | None = None
+    exact: bool = True
     name = "auto"
     exact_clock = True
 
     def choose(self, task: Task, first: First) -> Choice:
         """The method to use for a solve whose first evaluation has been made."""
         solver = task.spec.solver
-        if solver.method == "scipy_solver":
-            return Choice(GaussLegendre(), "gq: SciPy's steps cannot be recorded or transposed")
+        if not solver.stepper.recordable:
+            return Choice(GaussLegendre(), f"gq: steps of method {solver.name!r} cannot be recorded or transposed")
         if not solver.stepper.transposable:
-            return Choice(Direct(), f"direct: steps of method {solver.method!r} cannot be transposed")
+            return Choice(Direct(), f"direct: steps of method {solver.name!r} cannot be transposed")
         if any(private.is_sharded(m) for m in task.snapshot.modules):
             return Choice(Direct(), "direct: parameters are sharded")
         if first.reentrant():
@@ -56,9 +59,13 @@ class Auto(Gradient):
             return Choice(DiscreteAdjoint(activations=0), "discrete: what autograd saves is watched (a checkpoint?)")
         limit = self.memory_limit if self.memory_limit is not None else int(memory_bytes(task.f.device) / 4)
         costs = predict(sizes_of(task, first.activation_bytes), limit // 2)
+        if not self.exact:
+            costs["gq"] = GaussLegendre().predict(task, first.activation_bytes or 0, evaluations=TYPICAL_EVALUATIONS)
         best = cheapest(costs, limit)
         shown = ", ".join(f"{n} {c.seconds * 1e3:.3g} ms {c.bytes / 2**20:.3g} MiB" for n, c in costs.items())
         reason = f"{best}: of {shown} for {TYPICAL_EVALUATIONS} evaluations, the fastest within {limit / 2**20:.4g} MiB"
         if best == "direct":
             return Choice(Direct(memory_limit=limit), reason)
+        if best == "gq":
+            return Choice(GaussLegendre(), reason)
         return Choice(DiscreteAdjoint(mode=best, memory_limit=limit), reason)

@@ -10,7 +10,7 @@ The constants were fitted to the committed benchmarks on one CPU thread; only th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 FLOPS = 7e10  # operations a second in matrix products
 READ_BYTES = 1.6e10  # bytes a second when reading parameters
@@ -23,6 +23,10 @@ CHUNK = 512  # rows of a stacked product
 DIRECT = 2.5e-4
 JOINT, STACKED, AGAIN = 4.0e-4, 5.0e-4, 1.2e-4  # with kept activations, and what recomputing them adds
 COMPILED = 0.6  # of the overhead of "direct" in compiled steps
+FORWARD = 1.0e-4  # for an evaluation in a forward solve that is not recorded
+STACK = 5.0e-4  # for an evaluation of a stack of nodes, or one product of it
+SOLVE = 1.3e-9  # for a system of n equations, times n**3
+ITERATIONS = 3  # products in which the collocation equations of a step are solved, typically
 
 TYPICAL_EVALUATIONS = 30  # of a solve whose steps are not known beforehand
 
@@ -71,6 +75,28 @@ def predict(s: Sizes, activations: float = 0) -> dict[str, Estimate]:
     saved = gradient if not s.linear else gradient / stack
     costs["stacked"] = Estimate(again + e * (STACKED + once + saved), held + stack * s.activation_bytes)
     return costs
+
+
+def predict_collocation(s: Sizes, *, steps: int, nodes: int, together: int) -> dict[str, Estimate]:
+    """Time and memory of "gq" with ``nodes`` in each of ``steps``, whose equations are solved densely or by iteration.
+
+    Of every node: an evaluation, the products of the solution (one for each number of a sample, or a few), and one
+    more in the state and the parameters. Of ``together`` steps the nodes are stacked where they are solved densely.
+    """
+    wide, read = 2.0 * s.parameters * s.rows / FLOPS, s.parameter_bytes / READ_BYTES
+    element = s.activation_bytes / ELEMENT_BYTES
+    forward = s.evaluations * (FORWARD + wide + read + element)
+    kept = steps * (nodes + 2) * s.state_bytes
+
+    def estimate(products: int, panels: int) -> Estimate:
+        each = (products + 3) * wide + (1.0 + 0.5 * (products + 1)) * element
+        stack = (products + 2) * (STACK + read) + _traffic(s.parameter_bytes)
+        seconds = forward + steps * nodes * each + math.ceil(steps / panels) * stack
+        return Estimate(seconds, kept + min(panels, steps) * nodes * s.activation_bytes)
+
+    dense = estimate(s.features, together)
+    systems = steps * s.rows * (nodes * s.features) ** 3 * SOLVE
+    return {"dense": replace(dense, seconds=dense.seconds + systems), "iterate": estimate(ITERATIONS, 1)}
 
 
 def _traffic(parameter_bytes: int) -> float:

@@ -18,8 +18,8 @@ def sizes_of(task: Task, activation_bytes: int | None, evaluations: int = TYPICA
     linear = {id(p) for m in task.snapshot.modules if isinstance(m, nn.Linear) for p in m.parameters()}
     total = sum(p.numel() for p in params)
     return Sizes(
-        rows=max(1, shape[:-1].numel()) if len(shape) > 1 else 1,
-        features=shape[-1] if shape else 1,
+        rows=samples(shape),
+        features=sample_size(shape),
         state_bytes=shape.numel() * task.f.dtype.itemsize,
         parameters=total,
         parameter_bytes=sum(p.numel() * p.element_size() for p in params),
@@ -29,6 +29,16 @@ def sizes_of(task: Task, activation_bytes: int | None, evaluations: int = TYPICA
         transposable=stepper.transposable,
         compiled=stepper is not task.spec.solver.eager,
     )
+
+
+def samples(shape: torch.Size) -> int:
+    """Rows that one product of f has."""
+    return max(1, shape[:-1].numel()) if shape else 1
+
+
+def sample_size(shape: torch.Size) -> int:
+    """Numbers in the state of a sample."""
+    return shape[-1] if shape else 1
 
 
 def memory_bytes(device: torch.device) -> float:

@@ -18,30 +18,26 @@ DEEPEST = 10  # halvings of all panels
 class ErrorEstimate:
     """The error of the adjoint that q nodes a panel leave, along the trajectory that was kept.
 
-    The rates mu_i / b_i of a panel are a polynomial of degree q - 1. For a smooth function its Legendre coefficients
-    fall like c_n / c_(n-1) = x / (2 n - 1); x follows from the last two, and with it c_2q, the first that q Gauss nodes
-    miss. The error of a step is h c_2q times a constant (Hairer, Norsett and Wanner, II.7). It is an indication, right
-    to about a power of ten for smooth rates; observations inside of steps break them and make it too large.
+    The error of a panel is the inner product of the defect of the polynomial with the solution of the linear equation
+    that carries it to the end (Hairer, Norsett and Wanner, II.7). Both have no Legendre coefficients below the degree
+    q that the nodes do not see; the last one that they see, c of the rates mu_i / b_i, stands for the first that they
+    do not: the error is about 2 c^2 / ((4 q^2 - 1) |a|). It is an indication, right to a power of ten in four of
+    five solves with smooth rates. Observations inside of steps break the rates, and strong damping carries errors
+    nowhere: both make it too large.
     """
 
     def __init__(self, rule: CollocationRule) -> None:
-        self.rule, q = rule, rule.q
-        falls = math.prod((2 * q - 3) / (2 * n - 1) for n in range(q, 2 * q + 1)) if q > 1 else 1.0
-        logarithm = math.lgamma(4 * q + 1) + 4 * math.lgamma(q + 1) - 4 * math.lgamma(2 * q + 1)
-        self.constant = falls * math.exp(logarithm) / (2 * q + 1)
+        self.weights = rule.coefficients[-1:] / rule.b  # mu to the last Legendre coefficient of the rates
+        self.constant = 2.0 / (4 * rule.q**2 - 1)
         self.total: Tensor | None = None
 
-    def add(self, mu: Tensor, a: Tensor) -> None:
-        """Panels with mu of shape (P, q, numbers) and adjoints ``a`` at their ends, (P, numbers)."""
-        weights = self.rule.coefficients / self.rule.b  # mu to Legendre coefficients of the rates
-        kept = weights[-2:] if self.rule.q > 1 else weights
-        found = torch.matmul(torch.as_tensor(kept, dtype=mu.dtype, device=mu.device), mu)
-        sizes = torch.linalg.vector_norm(found, dim=-1)  # (P, 2)
-        last, before = sizes[:, -1], sizes[:, 0]
-        falls = (last / before.clamp(min=torch.finfo(sizes.dtype).tiny)).clamp(max=1.0)
-        missed = last * falls ** (self.rule.q + 1) * self.constant
-        size = torch.linalg.vector_norm(a, dim=-1).amax()
-        part = torch.stack([missed.sum(), size])
+    def add(self, mu: Tensor, ends: Tensor, starts: Tensor) -> None:
+        """Panels with mu of shape (P, q, numbers) and the adjoints at their ends and starts, (P, numbers)."""
+        last = torch.matmul(torch.as_tensor(self.weights, dtype=mu.dtype, device=mu.device), mu)
+        last, *sizes = (torch.linalg.vector_norm(x.flatten(1), dim=-1) for x in (last, ends, starts))
+        size = torch.maximum(*sizes)
+        missed = self.constant * last.square() / size.clamp(min=torch.finfo(size.dtype).tiny)
+        part = torch.stack([missed.sum(), size.amax()])
         if self.total is None:
             self.total = part
         else:

@@ -110,9 +110,9 @@ class Sweep:
             return
         mu, gradients = self.joint(out, ys, kappa)
         self.products.add(gradients)
-        self.estimate.add(mu[None], self.a[None])
+        before, self.a = self.a, self.a + observed[q] + mu.sum(0)
+        self.estimate.add(mu[None], before[None], self.a[None])
         self.later = panel, mu
-        self.a = self.a + observed[q] + mu.sum(0)
 
     def _guess(self, panel: Panel) -> Tensor | None:
         """mu as it would be if the rates of the later panel went on; observations break them."""
@@ -154,7 +154,7 @@ class Sweep:
         if not bool(agree(mu, true, kappa, jacobian)):
             return False
         self.products.add(gradients)
-        self.estimate.add(mu.reshape(count, q, -1), ends.reshape(count, -1))
+        self.estimate.add(mu.reshape(count, q, -1), ends, torch.cat([ends[1:], a[None]]))
         self.a = a.reshape(-1)
         return True
 

@@ -24,13 +24,16 @@ from torch import Tensor
 
 from quadjoint.errors import nearest
 from quadjoint.gradient.base import Gradient, Gradients, Task
+from quadjoint.gradient.choose.cost import Estimate, cheapest, predict_collocation
+from quadjoint.gradient.choose.measure import sample_size, samples, sizes_of
 from quadjoint.gradient.collocation.accuracy import refine
 from quadjoint.gradient.collocation.collocate import Sweep
-from quadjoint.gradient.collocation.rule import CollocationRule, collocation_rule
+from quadjoint.gradient.collocation.rule import collocation_rule
 from quadjoint.gradient.collocation.trajectory import Trajectory
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.first import First
 from quadjoint.gradient.products import Products
+from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.integrate import Integration
 from quadjoint.solver.spec import Spec
 
@@ -84,8 +87,7 @@ class GaussLegendre(Gradient):
     def check(self, spec: Spec) -> None:
         if self.max_states is not None and not spec.solver.stepper.transposable:
             raise ValueError(
-                "GaussLegendre(max_states=...) takes Runge-Kutta steps again; "
-                f"method {spec.solver.method!r} takes none."
+                f"GaussLegendre(max_states=...) takes Runge-Kutta steps again; method {spec.solver.name!r} takes none."
             )
 
     def recorder(self, task: Task, first: First | None) -> Trajectory:
@@ -95,14 +97,16 @@ class GaussLegendre(Gradient):
     def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
         cotangents.check_finite()
         rule = collocation_rule(self.nodes or _nodes(task.spec, cotangents))
-        event = run.event_time
+        event, steps = run.event_time, max(1, run.accepted_steps)
+        together = self._together(task.f, memory.activation_bytes, rule.q)
+        dense = self._solution(task, memory.activation_bytes, steps=steps, nodes=rule.q) == "dense"
 
         def sweep(depth: int) -> tuple[Tensor, list[Tensor | None]]:
             products = Products(task)
             going = Sweep(task, products, cotangents, rule, _tolerance(task.spec, self.rtol, depth))
             panels = memory.panels(task, event, cotangents, depth)
-            if self._dense(task):
-                going.solve_dense(panels, size=self._together(task, memory, rule))
+            if dense:
+                going.solve_dense(panels, size=together)
             else:
                 going.iterate(panels)
             task.stats.gradient_error = going.estimate.relative()
@@ -113,19 +117,31 @@ class GaussLegendre(Gradient):
         a, sums, task.stats.gradient_error = refine(sweep, self.rtol, rule.q)
         return Gradients(a, sums)
 
-    def _dense(self, task: Task) -> bool:
-        """Whether to try small systems: a product for every number of a sample instead of a few for any state."""
+    def predict(self, task: Task, activation_bytes: int, *, evaluations: int) -> Estimate:
+        """What this gradient would cost after a forward solve of so many evaluations of f."""
+        stepper = task.spec.solver.stepper
+        steps = max(1, evaluations // max(1, getattr(stepper, "stages", 7) - 1))
+        nodes = self.nodes or math.ceil((stepper.order + 1) / 2)
+        sizes = sizes_of(task, activation_bytes, evaluations)
+        together = self._together(task.f, activation_bytes, nodes)
+        costs = predict_collocation(sizes, steps=steps, nodes=nodes, together=together)
+        return costs[self._solution(task, activation_bytes, steps=steps, nodes=nodes)]
+
+    def _solution(self, task: Task, activation_bytes: int, *, steps: int, nodes: int) -> str:
+        """How to solve the equations of a step: the way that is predicted to be faster of those that can be tried."""
         f = task.f
         if self.solve != "auto":
-            return self.solve == "dense"
-        features = f.shape[-1] if f.shape else 1
-        return features <= SMALL and not f.dtype.is_complex and f.shape.numel() > 0
+            return self.solve
+        if sample_size(f.shape) > SMALL or f.dtype.is_complex or f.shape.numel() == 0:
+            return "iterate"
+        together = self._together(f, activation_bytes, nodes)
+        costs = predict_collocation(sizes_of(task, activation_bytes), steps=steps, nodes=nodes, together=together)
+        return cheapest(costs)
 
-    def _together(self, task: Task, memory: Trajectory, rule: CollocationRule) -> int:
+    def _together(self, f: Dynamics, activation_bytes: int, nodes: int) -> int:
         """How many steps are solved at once."""
-        rows = max(1, task.f.shape[:-1].numel()) if task.f.shape else 1
-        by_bytes = self.chunk // max(1, rule.q * memory.activation_bytes)
-        return max(1, min(by_bytes, ROWS // (rows * rule.q)))
+        by_bytes = self.chunk // max(1, nodes * activation_bytes)
+        return max(1, min(by_bytes, ROWS // (samples(f.shape) * nodes)))
 
 
 def _nodes(spec: Spec, cotangents: Cotangents) -> int:
@@ -134,8 +150,7 @@ def _nodes(spec: Spec, cotangents: Cotangents) -> int:
     inside = not np.isin(cotangents.keys, cotangents.ends).all()
     if not inside or _asked(spec) >= 1e-5:
         return q
-    tableau = getattr(spec.solver.smooth, "tableau", None)
-    return max(q, q + 1 if tableau is None else tableau.dense_order)
+    return max(q, spec.solver.smooth.dense_order or q + 1)
 
 
 def _asked(spec: Spec) -> float:

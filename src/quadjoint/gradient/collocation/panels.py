@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.solver.methods.runge_kutta import HermiteStep, RungeKuttaStep
+from quadjoint.solver.interpolation import HermiteStep
+from quadjoint.solver.methods.runge_kutta import RungeKuttaStep
+from quadjoint.solver.protocols import Step
 
 
 class Piece(Protocol):
@@ -32,7 +34,7 @@ class Polynomial:
 
     __slots__ = ("coefficients", "nudge", "slope", "t0", "t1", "y0")
 
-    def __init__(self, step: Any, coefficients: Tensor, *, nudge: tuple[int, int], slope: bool) -> None:
+    def __init__(self, step: Step, coefficients: Tensor, *, nudge: tuple[int, int], slope: bool) -> None:
         self.t0, self.t1, self.y0, self.coefficients = step.t0, step.t1, step.y0, coefficients
         self.nudge, self.slope = nudge, slope  # whether the first coefficient is h f(t0, y0)
 
@@ -50,7 +52,7 @@ class Polynomial:
 class Sampled:
     """A step that is known only by evaluating it."""
 
-    def __init__(self, step: Any) -> None:
+    def __init__(self, step: Step) -> None:
         self.step, self.t0, self.t1, self.nudge = step, step.t0, step.t1, (0, 0)
 
     def states(self, theta: np.ndarray) -> Tensor:
@@ -61,7 +63,7 @@ class Sampled:
         return None
 
 
-def piece_of(step: Any) -> Piece:
+def piece_of(step: Step) -> Piece:
     """An accepted step with the method's own continuous extension, also where observations are straight lines."""
     if isinstance(step, RungeKuttaStep):
         step = step.smooth()

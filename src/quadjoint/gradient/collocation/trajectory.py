@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from quadjoint.gradient.base import Task
 from quadjoint.gradient.collocation.panels import Panel, Piece, piece_of
@@ -14,6 +13,7 @@ from quadjoint.gradient.discrete.sweep import replay
 from quadjoint.gradient.discrete.tape import Tape
 from quadjoint.gradient.first import First
 from quadjoint.gradient.proof import Proof
+from quadjoint.solver.protocols import Step
 
 
 class Trajectory:
@@ -25,7 +25,7 @@ class Trajectory:
         self.pieces: list[Piece] = []
         self.checkpoints = None if max_states is None else StepRecorder(self.flow, stages=False, max_states=max_states)
 
-    def __call__(self, step: Any) -> None:
+    def __call__(self, step: Step) -> None:
         if self.checkpoints is None:
             self.pieces.append(piece_of(step))
         else:
@@ -59,6 +59,7 @@ class Trajectory:
         """Steps taken again from checkpoints, with the stages of the continuous extension."""
         assert self.checkpoints is not None
         for record, step in self.checkpoints.backwards(partial(replay, task), proof):
+            assert step is not None
             before = task.f.evaluations
             piece = piece_of(step)
             task.stats.backward_evaluations += task.f.evaluations - before

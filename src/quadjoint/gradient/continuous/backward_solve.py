@@ -22,11 +22,13 @@ from quadjoint.gradient.continuous.integral import InState, Quadrature, Quadratu
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.products import Products
 from quadjoint.solver.control import GridControl
-from quadjoint.solver.dynamics import Dynamics, Time
+from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.integrate import Hooks, Integration, Integrator
 from quadjoint.solver.methods.catalogue import make_solver
+from quadjoint.solver.methods.scipy_solvers import Scipy
 from quadjoint.solver.observe import Observer, SampleObserver
-from quadjoint.solver.spec import Solver
+from quadjoint.solver.protocols import Time
+from quadjoint.solver.spec import InitialValue, Solver
 from quadjoint.solver.state import Layout, mixed_norm
 from quadjoint.solver.times import LinearMap, PiecewiseMap
 
@@ -182,9 +184,9 @@ class _Sweep:
         if forward.grid is not None and how.method is None and "step_size" not in options:
             perturb = forward.make_control().perturb or self.task.f.time_map is not None
             grid = self._backward_grid(forward.grid)
-            return Solver(method, forward.smooth, partial(GridControl, grid, None, perturb), forward.settings, grid)
+            return Solver(method, forward.smooth, partial(GridControl, grid, perturb=perturb), forward.settings, grid)
         options.setdefault("norm", self.norm)
-        if method == "scipy_solver":
+        if method == "scipy_solver" and isinstance(forward.stepper, Scipy):
             options = {**forward.stepper.given, **options}
         elif how.method is None and how.options is None and forward.grid is None:
             kept = ("safety", "ifactor", "dfactor", "min_step", "max_step", "controller", "max_num_steps")
@@ -193,7 +195,8 @@ class _Sweep:
             # A step like the forward solve's average one: no search is needed.
             options["first_step"] = abs(times[-1] - times[0]) / max(1, self.accepted_steps)
         span = torch.tensor([times[-1], times[0]], dtype=torch.float64)
-        solver = make_solver(method, options, rtol, atol, self.layout, span, span.tolist(), state, self)
+        problem = InitialValue(self, state, span, self.layout)
+        solver = make_solver(method, options, problem, rtol=rtol, atol=atol)
         return replace(solver, stepper=solver.smooth)
 
     def _backward_grid(self, grid: list[float]) -> list[float]:

@@ -14,6 +14,8 @@ from quadjoint.gradient.products import Products
 from quadjoint.gradient.proof import Proof
 from quadjoint.quadrature import Heuristic, NodePolicy
 from quadjoint.solver.integrate import Integration
+from quadjoint.solver.protocols import Step
+from quadjoint.solver.spec import Method
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class ContinuousAdjoint(Gradient):
     integral: Quadrature | InState = Quadrature()  # noqa: RUF009 (frozen)
     rtol: float | None = None
     atol: float | None = None
-    method: str | None = None
+    method: Method | None = None
     options: dict[str, Any] | None = field(default=None, hash=False)
     name: str = "continuous"  # type: ignore[misc]
     needs_observations = True
@@ -60,7 +62,7 @@ class _Beginning:
         self.t, self.nudge, self.y0, self.value = first.t, first.nudge, first.graph.y.detach(), first.value
         self.flow = Begun(task.f, first, self.value)
 
-    def __call__(self, step: Any) -> None:
+    def __call__(self, step: Step) -> None:
         return
 
     def prove(self, task: Task) -> None:
@@ -74,7 +76,7 @@ class _Beginning:
 def Adjoint(
     rtol: float | None = None,
     atol: float | None = None,
-    method: str | None = None,
+    method: Method | None = None,
     options: dict[str, Any] | None = None,
 ) -> ContinuousAdjoint:
     """The adjoint method of Chen et al. (2018): [z, a, a_theta] solved backwards as one ODE.
@@ -93,7 +95,7 @@ def Adjoint(
 def Seminorm(
     rtol: float | None = None,
     atol: float | None = None,
-    method: str | None = None,
+    method: Method | None = None,
     options: dict[str, Any] | None = None,
 ) -> ContinuousAdjoint:
     """The adjoint method with a_theta left out of the error estimate (Kidger et al. 2021).
@@ -114,7 +116,7 @@ def QuadratureAdjoint(
     *,
     rtol: float | None = None,
     atol: float | None = None,
-    method: str | None = None,
+    method: Method | None = None,
     options: dict[str, Any] | None = None,
 ) -> ContinuousAdjoint:
     """The quadrature adjoint exactly as Norcliffe and Deisenroth (2023) have it, "gq-paper".

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from quadjoint.gradient.base import Task
 from quadjoint.gradient.products import Products
 from quadjoint.quadrature import Heuristic, NodePolicy, Span
+from quadjoint.solver.protocols import Step
 
 Split = Callable[[Tensor], tuple[Tensor, Tensor]]  # backward state to (z, a)
 
@@ -68,7 +68,7 @@ class QuadratureSum:
         low, high = min(start, end), max(start, end)
         return [(min(max(t, low), high), w) for t, w in self.policy.nodes(span)]
 
-    def observe(self, step: Any) -> None:
+    def observe(self, step: Step) -> None:
         """Take in an accepted step of the backward solve."""
         if self.policy.per == "step":
             self._collect(step, self._nodes(step.t0, step.t1))
@@ -82,7 +82,7 @@ class QuadratureSum:
         self.position += len(nodes)
         self._collect(step, nodes)
 
-    def _collect(self, step: Any, nodes: Sequence[tuple[float, float]]) -> None:
+    def _collect(self, step: Step, nodes: Sequence[tuple[float, float]]) -> None:
         self.task.stats.quadrature_nodes += len(nodes)
         for first in range(0, len(nodes), self.size):
             part = nodes[first : first + self.size]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
@@ -13,6 +12,7 @@ from quadjoint.autograd.recorded import Graph
 from quadjoint.gradient.discrete.tape import Tape
 from quadjoint.gradient.proof import Proof
 from quadjoint.solver.methods.runge_kutta import RungeKuttaStep
+from quadjoint.solver.protocols import Step
 
 
 @dataclass
@@ -59,7 +59,7 @@ class StepRecorder:
         self.stored = 0  # stage inputs
         self.carries = False  # whether the last stage of the step before is the first of the next
 
-    def __call__(self, step: Any) -> None:
+    def __call__(self, step: Step) -> None:
         assert isinstance(step, RungeKuttaStep)
         index = len(self.records)
         # After a rejected step the first stage is reused as well; it is not a stage of the step before then.

@@ -124,8 +124,7 @@ class _Linear(torch.autograd.Function):
     """x W^T + b, whose gradients in W and b are noted in a backward pass of ours, and else returned."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sink: DeferredLinear,
-                layer: Layer) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sink: DeferredLinear, layer: Layer) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.sink, ctx.layer = sink, layer
         return functional.linear(x, weight, bias)

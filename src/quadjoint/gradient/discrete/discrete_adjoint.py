@@ -77,9 +77,9 @@ class DiscreteAdjoint(Gradient):
 
     def check(self, spec: Spec) -> None:
         if not spec.solver.stepper.transposable:
-            others = "'gq' or 'adjoint'" if spec.solver.method == "scipy_solver" else "'direct', 'gq' or 'adjoint'"
+            others = "'gq' or 'adjoint'" if not spec.solver.stepper.recordable else "'direct', 'gq' or 'adjoint'"
             raise ValueError(
-                f"gradient='discrete' transposes Runge-Kutta steps, which method {spec.solver.method!r} does not take; "
+                f"gradient='discrete' transposes Runge-Kutta steps, which method {spec.solver.name!r} does not take; "
                 f"use gradient={others}."
             )
 

@@ -19,6 +19,7 @@ from quadjoint.gradient.products import Products
 from quadjoint.gradient.proof import Proof
 from quadjoint.solver.integrate import Integration
 from quadjoint.solver.methods.runge_kutta import RungeKuttaStep, combine
+from quadjoint.solver.protocols import Step
 
 
 def sweep(
@@ -81,7 +82,8 @@ def _compare(proof: Proof, transposer: StepTransposer, record: StepRecord, ks: d
 def replay(task: Task, record: StepRecord, y: Tensor) -> RungeKuttaStep:
     """Take a step of the forward pass again, with the stages that it had."""
     before = task.f.evaluations
-    step: RungeKuttaStep = task.spec.solver.eager.step(task.f, record.t0, record.t1, y, None, record.nudge)
+    step = task.spec.solver.eager.step(task.f, record.t0, record.t1, y, nudge=record.nudge)
+    assert isinstance(step, RungeKuttaStep)
     if record.stages > len(step.ks):
         step.complete()
     task.stats.backward_evaluations += task.f.evaluations - before
@@ -102,7 +104,7 @@ def clock_sweep(task: Task, run: Integration, memory: StepRecorder, cotangents: 
         times = observed[first:last].clone().requires_grad_()
         task.stats.backward_evaluations += record.stages
         with torch.enable_grad(), products.aliases if products.aliases else NOTHING:
-            step = stepper.step(task.f, record.t0, record.t1, y0, None, record.nudge, (ends[0], ends[1]))
+            step = stepper.step(task.f, record.t0, record.t1, y0, nudge=record.nudge, clock=(ends[0], ends[1]))
             outs, grads = _observe(step, times, cotangents, first, last, a)
         products.watch(step.y1, y0, ends, times)
         inputs = (y0, ends, times, *products.targets)
@@ -119,7 +121,7 @@ def clock_sweep(task: Task, run: Integration, memory: StepRecorder, cotangents: 
 
 
 def _observe(
-    step: RungeKuttaStep, times: Tensor, cotangents: Cotangents, first: int, last: int, a: Tensor
+    step: Step, times: Tensor, cotangents: Cotangents, first: int, last: int, a: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The end and the observations of a step, with their adjoints."""
     if last - first == 1 and cotangents.times[first] == step.t1:

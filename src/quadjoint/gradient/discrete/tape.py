@@ -9,7 +9,8 @@ from torch import Tensor
 
 from quadjoint.autograd.recorded import NOTHING, Graph, record
 from quadjoint.gradient.first import First
-from quadjoint.solver.dynamics import Dynamics, Time
+from quadjoint.solver.dynamics import Dynamics
+from quadjoint.solver.protocols import Time
 
 
 class Tape:

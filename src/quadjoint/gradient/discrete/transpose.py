@@ -21,7 +21,9 @@ class StepTransposer:
 
     def __init__(self, task: Task, cotangents: Cotangents) -> None:
         self.task, self.cotangents = task, cotangents
-        self.method: RungeKutta = task.spec.solver.stepper
+        method = task.spec.solver.stepper
+        assert isinstance(method, RungeKutta)
+        self.method = method
         tableau = self.method.tableau
         self.total = total = tableau.stages + tableau.extra_stages
         self.dtype, self.device = cotangents.grads.dtype, cotangents.grads.device

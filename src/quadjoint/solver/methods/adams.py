@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import lru_cache
 
 import numpy as np
@@ -10,8 +11,9 @@ from torch import Tensor
 
 from quadjoint.errors import warn_once
 from quadjoint.quadrature import gauss_legendre
-from quadjoint.solver.dynamics import Dynamics, Time
-from quadjoint.solver.methods.runge_kutta import Clock, HermiteStep, RungeKutta, combine
+from quadjoint.solver.interpolation import HermiteStep
+from quadjoint.solver.methods.runge_kutta import RungeKutta, combine
+from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
 
 
 @lru_cache(maxsize=512)
@@ -36,7 +38,7 @@ def adams_weights(nodes: tuple[float, ...]) -> tuple[float, ...]:
 History = tuple[tuple[float, Tensor], ...]  # (t, f) newest first
 
 
-class Adams:
+class Adams(Stepper):
     """Adams-Bashforth, or with ``implicit`` Adams-Bashforth-Moulton iterated to convergence, on any grid.
 
     ``max_order`` is that of the corrector; predictor and explicit method have one less (as in torchdiffeq). High
@@ -44,14 +46,20 @@ class Adams:
     The first steps are taken by a Runge-Kutta method of order four.
     """
 
-    adaptive = False
-    transposable = False
-    clocked = False  # the weights depend on the times of the history
     order = 4
     min_history = 4
 
-    def __init__(self, starter: RungeKutta, implicit: bool, max_order: int = 12, max_iters: int = 4,
-                 rtol: float = 1e-3, atol: float = 1e-4, linear: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        starter: RungeKutta,
+        implicit: bool,
+        *,
+        max_order: int = 12,
+        max_iters: int = 4,
+        rtol: float | Tensor = 1e-3,
+        atol: float | Tensor = 1e-4,
+        linear: bool = False,
+    ) -> None:
         if not 2 <= max_order <= 12:
             raise ValueError(f"options['max_order'] must be from 2 to 12; got {max_order}.")
         self.starter, self.implicit, self.kept, self.max_iters = starter, implicit, int(max_order) - 1, max_iters
@@ -60,26 +68,47 @@ class Adams:
     @property
     def smooth(self) -> Adams:
         """The method with cubic interpolation."""
-        return Adams(self.starter, self.implicit, self.kept + 1, self.max_iters, self.rtol, self.atol)
+        out = copy.copy(self)
+        out.linear = False
+        return out
 
-    def step(self, f: Dynamics, t0: float, t1: float, y: Tensor, carry: History | None = None,
-             nudge: tuple[int, int] = (0, 0), clock: Clock | None = None) -> HermiteStep:  # fmt: skip
+    def step(
+        self,
+        f: VectorField,
+        t0: float,
+        t1: float,
+        y: Tensor,
+        *,
+        carry: History | None = None,
+        nudge: Nudge = (0, 0),
+        clock: Clock | None = None,
+    ) -> HermiteStep:
         start, end = clock if clock is not None else (t0, t1)
         f0 = f(start, y, nudge[0])
         history: History = ((t0, f0), *(carry or ()))[: self.kept]
         if len(history) < min(self.min_history, self.kept):
-            y1 = self.starter.step(f, t0, t1, y, f0, nudge, clock).y1
+            y1 = self.starter.step(f, t0, t1, y, carry=f0, nudge=nudge, clock=clock).y1
         else:
             h = t1 - t0
             nodes = tuple(round((t - t0) / h, 12) for t, _ in history)
             dt: Time = h if clock is None else end - start
             y1 = combine(y, [k for _, k in history], list(enumerate(adams_weights(nodes))), dt)
             if self.implicit:
-                y1 = self._correct(f, end, y, y1, history, nodes, dt, nudge[1])
-        return HermiteStep(f, t0, t1, y, y1, f0, None, history, linear=self.linear, clock=clock)
+                y1 = self._correct(f, end, y, y1=y1, history=history, nodes=nodes, dt=dt, nudge=nudge[1])
+        return HermiteStep(f, t0, t1, y0=y, y1=y1, f0=f0, carry=history, linear=self.linear, clock=clock)
 
-    def _correct(self, f: Dynamics, t1: Time, y: Tensor, y1: Tensor, history: History, nodes: tuple[float, ...],
-                 dt: Time, nudge: int) -> Tensor:  # fmt: skip
+    def _correct(
+        self,
+        f: VectorField,
+        t1: Time,
+        y: Tensor,
+        *,
+        y1: Tensor,
+        history: History,
+        nodes: tuple[float, ...],
+        dt: Time,
+        nudge: int,
+    ) -> Tensor:
         last, *past = adams_weights((1.0, *nodes))
         base = combine(y, [k for _, k in history], list(enumerate(past)), dt)
         for _ in range(self.max_iters):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -12,22 +11,20 @@ from torch import Tensor
 
 from quadjoint.errors import nearest
 from quadjoint.solver.control import AdaptiveControl, FreeControl, GridControl, StepSettings
+from quadjoint.solver.controllers import controller_of
+from quadjoint.solver.grid import make_grid, positive
 from quadjoint.solver.methods.adams import Adams
 from quadjoint.solver.methods.leapfrog import AsynchronousLeapfrog
-from quadjoint.solver.methods.refined import refined
+from quadjoint.solver.methods.refined import refinable, refined
 from quadjoint.solver.methods.runge_kutta import RungeKutta
 from quadjoint.solver.methods.scipy_solvers import Scipy
-from quadjoint.solver.methods.tableau import TABLEAUS
-from quadjoint.solver.spec import Solver
+from quadjoint.solver.methods.tableau import ButcherTableau
+from quadjoint.solver.methods.tableaus import TABLEAUS
+from quadjoint.solver.protocols import Stepper
+from quadjoint.solver.spec import InitialValue, Method, Solver
 from quadjoint.solver.state import Layout
 
 RUNGE_KUTTA = {name: RungeKutta(tableau) for name, tableau in TABLEAUS.items()}
-REFINED = {name: RungeKutta(refined(TABLEAUS[name])) for name in ("dopri5", "tsit5")}
-LINEAR = {
-    name: RungeKutta(tableau.linear(), RUNGE_KUTTA[name])
-    for name, tableau in TABLEAUS.items()
-    if tableau.b_error is None
-}
 OTHERS = ("explicit_adams", "implicit_adams", "fixed_adams", "alf", "scipy_solver")
 
 
@@ -63,8 +60,10 @@ _FIXED = {"step_size", "grid_constructor", "interp", "perturb"}
 _ADAMS = {"max_order", "max_iters"}
 
 
-def register_method(name: str, tableau: Any) -> None:
+def register_method(name: str, tableau: ButcherTableau) -> None:
     """Make a Runge-Kutta method of your own available as ``method=name``.
+
+    Without a name, ``method=tableau`` does the same.
 
     >>> import dataclasses, quadjoint as qj
     >>> qj.register_method("my_rk4", dataclasses.replace(qj.TABLEAUS["rk4"], name="my_rk4"))
@@ -72,72 +71,105 @@ def register_method(name: str, tableau: Any) -> None:
     if name in BUILT_IN:
         raise ValueError(f"{name!r} is a method of quadjoint; register yours under another name.")
     RUNGE_KUTTA[name] = RungeKutta(tableau)
-    if tableau.b_error is None:
-        LINEAR[name] = RungeKutta(tableau.linear(), RUNGE_KUTTA[name])
 
 
-def make_solver(method: str, options: dict[str, Any], rtol: Any, atol: Any, layout: Layout,
-                t: Tensor, times: list[float], y0: Tensor, f: Callable[..., Any],
-                open_end: bool = False) -> Solver:  # fmt: skip
-    """Check ``options`` and build the solver; ``t`` and ``times`` are the observation times, tensor and floats.
+def runge_kutta_of(method: Any) -> RungeKutta | None:
+    """The Runge-Kutta stepper of a method given by name, tableau or stepper; None for another kind of method."""
+    if isinstance(method, str):
+        return RUNGE_KUTTA.get(method)
+    if isinstance(method, ButcherTableau):
+        return _of_tableau(method)
+    return method if isinstance(method, RungeKutta) else None
 
-    With an ``open_end``, where an event will be, the last time says the direction alone.
-    """
-    if method not in METHODS:
-        raise ValueError(f"method = {method!r} is not known.{nearest(method, METHODS)}")
-    settings = _settings(method, options, rtol, atol, layout)
-    if method == "scipy_solver":
-        scipy_options = {k: v for k, v in options.items() if k not in {"solver", *_COMMON}}
-        smallest = float(rtol.min()) if isinstance(rtol, Tensor) else rtol  # SciPy has one for all entries
-        scipy = Scipy(options.get("solver", "LSODA"), smallest, _per_entry(atol, y0), **scipy_options)
-        return Solver(method, scipy, lambda: FreeControl(settings.max_num_steps), settings)
-    stepper = _stepper(method, options, rtol, atol)
+
+_of_tableau = lru_cache(maxsize=64)(RungeKutta)
+
+
+@lru_cache(maxsize=64)
+def _interpolating(stepper: RungeKutta, interp: str) -> RungeKutta:
+    """The same steps with another continuous extension: straight lines, or one order more."""
+    if interp == "linear":
+        return RungeKutta(stepper.tableau.linear(), stepper)
+    return RungeKutta(refined(stepper.tableau))
+
+
+def make_solver(method: Method, options: dict[str, Any], problem: InitialValue, *, rtol: Any, atol: Any) -> Solver:
+    """Check ``options`` and build the solver of an initial value problem."""
+    _check_method(method)
+    settings = _settings(method, options, problem.layout, rtol=rtol, atol=atol)
+    stepper = _stepper(method, options, problem.y0, rtol=rtol, atol=atol)
+    if stepper.free:
+        return Solver(method, stepper, partial(FreeControl, settings.max_num_steps), settings)
     if stepper.adaptive and "step_size" not in options:
         if isinstance(rtol, float) and isinstance(atol, float) and rtol == atol == 0.0:
             raise ValueError("rtol and atol must not both be zero.")
-        return Solver(method, stepper, lambda: AdaptiveControl(settings, stepper.order), settings)
-    if open_end and options.get("step_size") is not None and options.get("grid_constructor") is None:
-        h = math.copysign(_positive("step_size", options["step_size"]), times[-1] - times[0])
-        points = torch.tensor([times[0], times[0] + h], dtype=torch.float64)
-    else:
-        points = _grid(options, f, y0, t)
-        _check_grid(points.detach().to("cpu", torch.float64).tolist(), times)
+        return Solver(method, stepper, partial(AdaptiveControl, settings, stepper.order), settings)
+    points = make_grid(options, problem)
     grid = points.detach().to("cpu", torch.float64).tolist()
     tracked = points if points.requires_grad and stepper.clocked else None
     perturb = bool(options.get("perturb", False))
     limit = settings.max_num_steps if "max_num_steps" in options else 2**31 - 1
-    return Solver(method, stepper, lambda: GridControl(grid, tracked, perturb, limit), settings, grid, tracked)
+    control = partial(GridControl, grid, tracked, perturb=perturb, max_num_steps=limit)
+    return Solver(method, stepper, control, settings, grid, tracked)
 
 
-def _stepper(method: str, options: dict[str, Any], rtol: Any, atol: Any) -> Any:
-    kinds = ("quartic", "quintic") if method in REFINED else ("cubic", "linear")
-    interp = options.get("interp", kinds[0])
-    if interp not in kinds:
-        raise ValueError(f"options['interp'] must be one of {', '.join(kinds)} for method {method!r}; got {interp!r}.")
-    linear = interp == "linear"
-    if interp == "quintic":
-        return REFINED[method]
-    if method in RUNGE_KUTTA:
-        return LINEAR[method] if linear and method in LINEAR else RUNGE_KUTTA[method]
+def _check_method(method: Any) -> None:
+    if isinstance(method, ButcherTableau) or (isinstance(method, str) and method in METHODS):
+        return
+    if isinstance(method, str | type) or not isinstance(method, Stepper):
+        objects = "" if isinstance(method, str) else " An object is a ButcherTableau or of a class based on qj.Stepper."
+        raise ValueError(f"method = {method!r} is not known.{nearest(method, METHODS)}{objects}")
+    if not isinstance(getattr(method, "order", None), int) or method.order < 1:
+        raise ValueError(f"The stepper {method.name} needs an attribute 'order', a whole number from 1 on.")
+
+
+def _stepper(method: Method, options: dict[str, Any], y0: Tensor, *, rtol: Any, atol: Any) -> Stepper:
+    stepper = runge_kutta_of(method)
+    interp = _interp(method, stepper, options)
+    if stepper is not None:
+        return _interpolating(stepper, interp) if interp in ("linear", "quintic") else stepper
+    if not isinstance(method, str):
+        assert isinstance(method, Stepper)
+        return method
+    if method == "scipy_solver":
+        further = {k: v for k, v in options.items() if k not in {"solver", *_COMMON}}
+        smallest = float(rtol.min()) if isinstance(rtol, Tensor) else rtol  # SciPy has one for all entries
+        return Scipy(options.get("solver", "LSODA"), rtol=smallest, atol=_per_entry(atol, y0), **further)
     if method == "alf":
         return AsynchronousLeapfrog(options.get("eta", 1.0))
     return Adams(
-        RUNGE_KUTTA["rk4"], method != "explicit_adams", options.get("max_order", 12), options.get("max_iters", 4),
-        rtol, atol, linear,
-    )  # fmt: skip
+        RUNGE_KUTTA["rk4"],
+        method != "explicit_adams",
+        max_order=options.get("max_order", 12),
+        max_iters=options.get("max_iters", 4),
+        rtol=rtol,
+        atol=atol,
+        linear=interp == "linear",
+    )
 
 
-def known_options(method: str) -> set[str]:
+def _interp(method: Method, stepper: RungeKutta | None, options: dict[str, Any]) -> str:
+    """How states between steps are found; the default comes first."""
+    kinds = ("quartic", "quintic") if stepper is not None and refinable(stepper.tableau) else ("cubic", "linear")
+    interp = options.get("interp", kinds[0])
+    if interp not in kinds:
+        raise ValueError(f"options['interp'] must be one of {', '.join(kinds)} for method {method!r}; got {interp!r}.")
+    return interp
+
+
+def known_options(method: Method) -> set[str]:
     """Names of the options of a method (those of SciPy's solvers are SciPy's)."""
-    if method == "alf":
-        return _COMMON | _ADAPTIVE | {"eta", "step_size"}
-    if method in RUNGE_KUTTA:
-        own = {"interp"} if method in REFINED else set()
-        return _COMMON | own | (_ADAPTIVE if RUNGE_KUTTA[method].adaptive else _FIXED)
-    return _COMMON | _FIXED | _ADAMS
+    stepper = runge_kutta_of(method)
+    if stepper is not None:
+        own = {"interp"} if refinable(stepper.tableau) else set()
+        return _COMMON | own | (_ADAPTIVE if stepper.adaptive else _FIXED)
+    if isinstance(method, Stepper):
+        lengths = {"step_size"} | _ADAPTIVE if method.adaptive else _FIXED - {"interp"}
+        return _COMMON if method.free else _COMMON | lengths
+    return _COMMON | _ADAPTIVE | {"eta", "step_size"} if method == "alf" else _COMMON | _FIXED | _ADAMS
 
 
-def _settings(method: str, options: dict[str, Any], rtol: Any, atol: Any, layout: Layout) -> StepSettings:
+def _settings(method: Method, options: dict[str, Any], layout: Layout, *, rtol: Any, atol: Any) -> StepSettings:
     if method != "scipy_solver":
         known = known_options(method)
         for name in options:
@@ -146,68 +178,17 @@ def _settings(method: str, options: dict[str, Any], rtol: Any, atol: Any, layout
     values: dict[str, Any] = {}
     for name in ("first_step", "safety", "ifactor", "dfactor", "min_step", "max_step"):
         if options.get(name) is not None:
-            values[name] = _positive(name, options[name], zero=name == "min_step")
+            values[name] = positive(name, options[name], zero=name == "min_step")
     if "max_num_steps" in options:
-        values["max_num_steps"] = int(_positive("max_num_steps", options["max_num_steps"]))
+        values["max_num_steps"] = int(positive("max_num_steps", options["max_num_steps"]))
     for name in ("step_t", "jump_t"):
         if options.get(name) is not None:
             values[name] = tuple(torch.as_tensor(options[name], dtype=torch.float64).reshape(-1).tolist())
     if set(values.get("step_t", ())) & set(values.get("jump_t", ())):
         raise ValueError("options['step_t'] and options['jump_t'] must not share times.")
-    controller = options.get("controller", "i")
-    if controller not in ("i", "pi"):
-        raise ValueError(f"options['controller'] must be 'i' or 'pi'; got {controller!r}.")
+    controller = controller_of(options.get("controller", "i"))
     norm = layout.norm(options.get("norm"))
     return StepSettings(rtol=rtol, atol=atol, norm=norm, controller=controller, **values)
-
-
-def _positive(name: str, value: Any, zero: bool = False) -> float:
-    number = float(value)
-    if not (number > 0 or (zero and number == 0)):
-        raise ValueError(f"options[{name!r}] must be {'at least 0' if zero else 'positive'}; got {value}.")
-    return number
-
-
-def _grid(options: dict[str, Any], f: Callable[..., Any], y0: Tensor, t: Tensor) -> Tensor:
-    """The grid of a fixed-step method as a tensor: the observation times unless an option says otherwise."""
-    step_size, constructor = options.get("step_size"), options.get("grid_constructor")
-    if step_size is not None and constructor is not None:
-        raise ValueError("Give options['step_size'] or options['grid_constructor'], not both.")
-    if constructor is not None:
-        return _through(t, torch.as_tensor(constructor(f, y0, t)))
-    if step_size is None:
-        return t
-    h = _positive("step_size", step_size)
-    first, last = t.detach()[[0, -1]].tolist()
-    length = last - first
-    # A last step as short as the rounding of the times is none.
-    rounding = 4 * torch.finfo(t.dtype).eps * max(abs(first), abs(last)) / h
-    n = max(1, math.ceil(abs(length) / h - max(1e-9, rounding)))
-    steps = torch.arange(n, dtype=torch.float64, device="cpu") * math.copysign(h, length)
-    return _through(t.double(), torch.cat([t[0].double() + steps.to(t.device), t[-1:].double()]))
-
-
-def _through(t: Tensor, grid: Tensor) -> Tensor:
-    """The same grid, whose points at observation times (to rounding) are those times and move with them."""
-    points, times = (x.detach().to("cpu", torch.float64) for x in (grid, t))
-    sign = math.copysign(1.0, float(times[-1] - times[0]))
-    slack = 4 * torch.finfo(t.dtype).eps * float(times.abs().max())
-    near = torch.searchsorted(sign * points, sign * times - slack).clamp(max=len(points) - 1)
-    hit = (points[near] - times).abs() <= slack
-    index = torch.full((len(points),), -1).index_copy_(0, near[hit], torch.arange(len(times))[hit]).to(t.device)
-    return torch.where(index >= 0, t[index.clamp(min=0)], grid.to(t))
-
-
-def _check_grid(grid: list[float], times: list[float]) -> None:
-    if len(times) < 2:
-        return
-    sign = math.copysign(1.0, times[-1] - times[0])
-    increasing = all(sign * a < sign * b for a, b in itertools.pairwise(grid))
-    if not increasing or grid[0] != times[0] or grid[-1] != times[-1]:
-        raise ValueError(
-            "options['grid_constructor'] must return strictly monotone times from t[0] to t[-1]; "
-            f"got {len(grid)} times from {grid[0]:.6g} to {grid[-1]:.6g}."
-        )
 
 
 def _per_entry(tolerance: Any, y0: Tensor) -> Any:

@@ -18,7 +18,8 @@ from torch import Tensor
 from quadjoint.autograd import private
 from quadjoint.errors import SolveError, warn_once
 from quadjoint.solver.dynamics import Dynamics
-from quadjoint.solver.methods.runge_kutta import Clock, RungeKutta, RungeKuttaStep
+from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep
+from quadjoint.solver.protocols import Clock, Nudge, VectorField
 from quadjoint.solver.remembered import remembered
 from quadjoint.solver.spec import Spec
 from quadjoint.solver.state import rms_norm
@@ -42,8 +43,8 @@ class CompiledStep(RungeKuttaStep):
 
     __slots__ = ("ratio", "stages")
 
-    def __init__(self, *args: Any, stages: Tensor, ratio: Tensor | None) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, stages: Tensor, ratio: Tensor | None, **named: Any) -> None:
+        super().__init__(*args, **named)
         self.stages, self.ratio = stages, ratio
 
     def stacked(self) -> Tensor:
@@ -60,13 +61,26 @@ class CompiledRungeKutta(RungeKutta):
         self, eager: RungeKutta, run: Callable[..., Any], inputs: tuple[Tensor, ...], dynamics: Dynamics
     ) -> None:
         super().__init__(eager.tableau, None if eager.smooth is eager else eager.smooth)
-        self.eager, self.run, self.inputs, self.dynamics = eager, run, inputs, dynamics
+        self._eager, self.run, self.inputs, self.dynamics = eager, run, inputs, dynamics
         self.broken = self.traced = False
 
-    def step(self, f: Any, t0: float, t1: float, y: Tensor, carry: Tensor | None = None,
-             nudge: tuple[int, int] = (0, 0), clock: Clock | None = None) -> RungeKuttaStep:  # fmt: skip
+    @property
+    def eager(self) -> RungeKutta:
+        return self._eager
+
+    def step(
+        self,
+        f: VectorField,
+        t0: float,
+        t1: float,
+        y: Tensor,
+        *,
+        carry: Tensor | None = None,
+        nudge: Nudge = (0, 0),
+        clock: Clock | None = None,
+    ) -> RungeKuttaStep:
         if self.broken or nudge != (0, 0) or clock is not None:
-            return self.eager.step(f, t0, t1, y, carry, nudge, clock)
+            return self.eager.step(f, t0, t1, y, carry=carry, nudge=nudge, clock=clock)
         if torch.is_grad_enabled() and not y.requires_grad:
             y = y.detach().requires_grad_()  # one graph for the first and all later steps
         k = f(t0, y) if carry is None else carry
@@ -83,11 +97,25 @@ class CompiledRungeKutta(RungeKutta):
                 f"The dynamics {name} could not be compiled ({type(error).__name__}: {reason}); "
                 "the solve goes on without compilation.",
             )
-            return self.eager.step(f, t0, t1, y, carry, nudge, clock)
+            return self.eager.step(f, t0, t1, y, carry=carry, nudge=nudge, clock=clock)
         self.dynamics.evaluations += self.stages - 1
         ks = list(stages.unbind(0))
-        return CompiledStep(self, f, t0, t1, y, ks, [y], y1, t1 - t0, nudge, clock, carry is not None,
-                            stages=stages, ratio=ratio)  # fmt: skip
+        return CompiledStep(
+            self,
+            f,
+            t0=t0,
+            t1=t1,
+            y0=y,
+            y1=y1,
+            ks=ks,
+            inputs=[y],
+            dt=t1 - t0,
+            nudge=nudge,
+            clock=clock,
+            first_shared=carry is not None,
+            stages=stages,
+            ratio=ratio,
+        )
 
     def call(self, t0: float, t1: float, y: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Run the graph: end of the step, stacked stages, error in units of the tolerance."""
@@ -107,13 +135,13 @@ def with_compiled_steps(spec: Spec) -> Spec:
     stepper, f, settings = spec.solver.stepper, spec.f, spec.solver.settings
     if type(stepper) is not RungeKutta:
         warn_once(
-            f"compile method {spec.solver.method}",
-            f"compile=True has no effect with method {spec.solver.method!r}; it compiles Runge-Kutta steps.",
+            f"compile method {spec.solver.name}",
+            f"compile=True has no effect with method {spec.solver.name!r}; it compiles Runge-Kutta steps.",
         )
         return spec
     with_ratio = stepper.adaptive and settings.norm is rms_norm
     key, evaluate, tensors = _parts(f)
-    key = ("compiled", key, stepper.tableau.name, with_ratio)
+    key = ("compiled", key, stepper.tableau.numbers, with_ratio)
     kept = remembered(f.f)
     if key not in kept:
         kept[key] = torch.compile(_step_function(evaluate, stepper, with_ratio), **COMPILE)
@@ -149,8 +177,14 @@ def _step_function(evaluate: Callable[..., Tensor], method: RungeKutta, with_rat
     rows, nodes, weights = method.rows, method.nodes, method.weights
     error_weights, stages, fsal = method.error_weights, method.stages, method.fsal
 
-    def step(times: Tensor, y: Tensor, k: Tensor, rtol: Tensor, atol: Tensor, *extra: Tensor,
-             ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    def step(
+        times: Tensor,
+        y: Tensor,
+        k: Tensor,
+        rtol: Tensor,
+        atol: Tensor,
+        *extra: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         t, dt = times[0], times[1]
         ks = [k]
         last = y

@@ -6,11 +6,11 @@ import math
 
 from torch import Tensor
 
-from quadjoint.solver.dynamics import Dynamics, Time
-from quadjoint.solver.methods.runge_kutta import Clock, HermiteStep
+from quadjoint.solver.interpolation import HermiteStep
+from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
 
 
-class AsynchronousLeapfrog:
+class AsynchronousLeapfrog(Stepper):
     """The asynchronous leapfrog step on (z, v) with damping ``eta`` (Zhuang et al., MALI, 2021).
 
     k = z + h/2 v, u = f(t + h/2, k), v' = v + 2 eta (u - v), z' = k + h/2 v'. It has an exact inverse. Its order is two
@@ -18,7 +18,6 @@ class AsynchronousLeapfrog:
     """
 
     adaptive = True
-    transposable = False
     clocked = True
 
     def __init__(self, eta: float = 1.0) -> None:
@@ -29,8 +28,17 @@ class AsynchronousLeapfrog:
         self.eta = eta
         self.order = 2 if eta == 1.0 else 1
 
-    def step(self, f: Dynamics, t0: float, t1: float, y: Tensor, carry: Tensor | None = None,
-             nudge: tuple[int, int] = (0, 0), clock: Clock | None = None) -> HermiteStep:  # fmt: skip
+    def step(
+        self,
+        f: VectorField,
+        t0: float,
+        t1: float,
+        y: Tensor,
+        *,
+        carry: Tensor | None = None,
+        nudge: Nudge = (0, 0),
+        clock: Clock | None = None,
+    ) -> HermiteStep:
         start, end = clock if clock is not None else (t0, t1)
         v = f(start, y, nudge[0]) if carry is None else carry
         h: Time = end - start
@@ -40,7 +48,20 @@ class AsynchronousLeapfrog:
         y1 = middle + v1 * (0.5 * h)
         # Of a method of first order the error per unit of time is controlled, which falls as the tolerance does.
         error = (v1 - v).detach() * (0.5 * (t1 - t0) if self.order == 2 else 0.5)
-        return HermiteStep(f, t0, t1, y, y1, v, v1, v1, error=error, clock=clock, exact_slopes=False)
+        return HermiteStep(
+            f,
+            t0,
+            t1,
+            y0=y,
+            y1=y1,
+            f0=v,
+            f1=v1,
+            carry=v1,
+            retry=v,
+            error=error,
+            clock=clock,
+            exact_slopes=False,
+        )
 
     def middle(self, y1: Tensor, v1: Tensor, h: float) -> Tensor:
         """The midpoint of the step of length h that ended in (y1, v1)."""

@@ -18,6 +18,11 @@ from quadjoint.solver.methods.tableau import ButcherTableau
 POINTS = (0.5, 0.8)
 
 
+def refinable(tableau: ButcherTableau) -> bool:
+    """Whether the method has a quartic from its own stages."""
+    return tableau.fsal and not tableau.extra_stages and tableau.dense_order == 4
+
+
 def refined(tableau: ButcherTableau, points: tuple[float, float] = POINTS) -> ButcherTableau:
     """The same method with two more stages and a quintic where it has a quartic.
 
@@ -25,7 +30,7 @@ def refined(tableau: ButcherTableau, points: tuple[float, float] = POINTS) -> Bu
     >>> refined(qj.TABLEAUS["dopri5"]).dense_order
     5
     """
-    if not tableau.fsal or tableau.extra_stages or tableau.dense_order != 4:
+    if not refinable(tableau):
         raise ValueError(f"{tableau.name} has no quartic from its own stages that could be refined.")
     s = tableau.stages
     a_extra = np.zeros((2, s + 2))

@@ -6,17 +6,13 @@ A stepper does not decide whether a step is good or how long the next one is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.solver.dynamics import Dynamics, Time
-from quadjoint.solver.interpolation import hermite_weights
 from quadjoint.solver.methods.tableau import ButcherTableau
-
-Clock = tuple[Tensor, Tensor]  # differentiable (t0, t1), where a fixed grid depends on learnable times
+from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
 
 
 def combine(
@@ -61,14 +57,29 @@ class RungeKuttaStep:
         "y1",
     )
 
-    def __init__(self, method: RungeKutta, f: Dynamics, t0: float, t1: float, y0: Tensor, ks: list[Tensor],
-                 inputs: list[Tensor], y1: Tensor, dt: Time, nudge: tuple[int, int], clock: Clock | None,
-                 first_shared: bool) -> None:  # fmt: skip
+    ratio: Tensor | None = None
+
+    def __init__(
+        self,
+        method: RungeKutta,
+        f: VectorField,
+        *,
+        t0: float,
+        t1: float,
+        y0: Tensor,
+        y1: Tensor,
+        ks: list[Tensor],
+        inputs: list[Tensor],
+        dt: Time,
+        nudge: Nudge,
+        clock: Clock | None,
+        first_shared: bool,
+    ) -> None:
         self.method, self.f, self.t0, self.t1 = method, f, t0, t1
         self.y0, self.y1, self.ks, self.inputs = y0, y1, ks, inputs
         self.dt, self.nudge, self.clock = dt, nudge, clock
         self.first_shared = first_shared  # k_0 is the last stage of the step before
-        self.following: Tensor | None = None  # f(t1, y1), where another than the step itself evaluated it
+        self.following: Tensor | None = None  # f(t1, y1), if another than the step itself evaluated it
         self.grad = torch.is_grad_enabled()
 
     @property
@@ -97,14 +108,31 @@ class RungeKuttaStep:
             return None
         return self.following if self.next_index is None else self.ks[self.next_index]
 
+    @property
+    def retry(self) -> Tensor:
+        """The first stage, which another attempt from t0 has too."""
+        return self.ks[0]
+
     def smooth(self) -> RungeKuttaStep:
-        """The step with its stages for the method's own continuous extension, where it has a straight line."""
+        """The step with its stages for the method's own continuous extension, if it has a straight line."""
         method = self.method.smooth
         if method is self.method:
             self.complete()
             return self
-        out = RungeKuttaStep(method, self.f, self.t0, self.t1, self.y0, list(self.ks), list(self.inputs), self.y1,
-                             self.dt, self.nudge, self.clock, self.first_shared)  # fmt: skip
+        out = RungeKuttaStep(
+            method,
+            self.f,
+            t0=self.t0,
+            t1=self.t1,
+            y0=self.y0,
+            y1=self.y1,
+            ks=list(self.ks),
+            inputs=list(self.inputs),
+            dt=self.dt,
+            nudge=self.nudge,
+            clock=self.clock,
+            first_shared=self.first_shared,
+        )
         out.complete()
         self.following = out.carry
         return out
@@ -169,20 +197,20 @@ class RungeKuttaStep:
         return out + self.y0[rows]
 
 
-class RungeKutta:
+class RungeKutta(Stepper):
     """Steps of one explicit Runge-Kutta method.
 
     ``smooth`` is the method with its own continuous extension, for one that interpolates by straight lines.
     """
 
     transposable = True
-    clocked = True  # differentiable in the ends of a step
-    keeps_inputs = True  # its steps hold the inputs of their stages
+    clocked = True
+    keeps_inputs = True
 
     def __init__(self, tableau: ButcherTableau, smooth: RungeKutta | None = None) -> None:
         self.tableau = tableau
-        self.smooth = smooth or self
-        self.order = tableau.order
+        self._smooth = smooth
+        self.order, self.dense_order = tableau.order, tableau.dense_order
         self.adaptive = tableau.b_error is not None
         s = tableau.stages
         self.rows = [nonzero(row) for row in tableau.a] + [nonzero(row) for row in tableau.a_extra]
@@ -192,8 +220,29 @@ class RungeKutta:
         self.fsal = tableau.fsal
         self.stages = s
 
-    def step(self, f: Dynamics, t0: float, t1: float, y: Tensor, carry: Tensor | None = None,
-             nudge: tuple[int, int] = (0, 0), clock: Clock | None = None) -> RungeKuttaStep:  # fmt: skip
+    @property
+    def name(self) -> str:
+        return self.tableau.name
+
+    @property
+    def eager(self) -> RungeKutta:
+        return self
+
+    @property
+    def smooth(self) -> RungeKutta:
+        return self._smooth or self
+
+    def step(
+        self,
+        f: VectorField,
+        t0: float,
+        t1: float,
+        y: Tensor,
+        *,
+        carry: Tensor | None = None,
+        nudge: Nudge = (0, 0),
+        clock: Clock | None = None,
+    ) -> RungeKuttaStep:
         dt: Time = t1 - t0 if clock is None else clock[1] - clock[0]
         start: Time = t0 if clock is None else clock[0]
         end: Time = t1 if clock is None else clock[1]
@@ -204,46 +253,17 @@ class RungeKutta:
             c = self.nodes[i]
             inputs.append(y_i)
             ks.append(f(end, y_i, nudge[1]) if c == 1.0 else f(start + c * dt, y_i))
-        y1 = inputs[-1] if self.fsal else combine(y, ks, self.weights, dt)
-        return RungeKuttaStep(self, f, t0, t1, y, ks, inputs, y1, dt, nudge, clock, carry is not None)
-
-
-class HermiteStep:
-    """A step known by its ends and the derivatives there; the last derivative is evaluated when it is needed."""
-
-    def __init__(self, f: Dynamics, t0: float, t1: float, y0: Tensor, y1: Tensor, f0: Tensor, f1: Tensor | None,
-                 carry: Any, error: Tensor | None = None, linear: bool = False,
-                 clock: Clock | None = None, exact_slopes: bool = True) -> None:  # fmt: skip
-        self.exact_slopes = exact_slopes  # f0 is f(t0, y0)
-        self.f, self.t0, self.t1, self.y0, self.y1, self.f0, self._f1 = f, t0, t1, y0, y1, f0, f1
-        self.carry, self.error, self.linear, self.clock = carry, error, linear, clock
-        self.grad = torch.is_grad_enabled()
-
-    @property
-    def f1(self) -> Tensor:
-        if self._f1 is None:
-            with torch.set_grad_enabled(self.grad):
-                self._f1 = self.f(self.t1 if self.clock is None else self.clock[1], self.y1)
-        return self._f1
-
-    def smooth(self) -> HermiteStep:
-        """The same step with the cubic through its ends."""
-        if not self.linear:
-            return self
-        return HermiteStep(self.f, self.t0, self.t1, self.y0, self.y1, self.f0, self._f1, self.carry, self.error,
-                           clock=self.clock, exact_slopes=self.exact_slopes)  # fmt: skip
-
-    def _blend(self, theta: Any, h: Any) -> Tensor:
-        if self.linear:
-            return self.y0 + theta * (self.y1 - self.y0)
-        w0, w1, v0, v1 = hermite_weights(theta)
-        return w0 * self.y0 + w1 * self.y1 + (v0 * h) * self.f0 + (v1 * h) * self.f1
-
-    def evaluate(self, times: Sequence[float]) -> Tensor:
-        h = self.t1 - self.t0
-        return torch.stack([self.y1 if t == self.t1 else self._blend((t - self.t0) / h, h) for t in times])
-
-    def evaluate_at(self, times: Tensor) -> Tensor:
-        t0, t1 = self.clock if self.clock is not None else (self.t0, self.t1)
-        h = t1 - t0
-        return torch.stack([self._blend(((t - t0) / h).to(self.y0.dtype), h) for t in times])
+        return RungeKuttaStep(
+            self,
+            f,
+            t0=t0,
+            t1=t1,
+            y0=y,
+            y1=inputs[-1] if self.fsal else combine(y, ks, self.weights, dt),
+            ks=ks,
+            inputs=inputs,
+            dt=dt,
+            nudge=nudge,
+            clock=clock,
+            first_shared=carry is not None,
+        )

@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 
 from quadjoint.errors import StepSizeUnderflowError, nearest
-from quadjoint.solver.dynamics import Dynamics
-from quadjoint.solver.methods.runge_kutta import Clock
+from quadjoint.solver.protocols import Clock, Nudge, Stepper, VectorField
 
 
 class ScipyStep:
     """A step that SciPy took."""
 
-    error = None
-    grad = False
+    retry = error = ratio = clock = None
 
     def __init__(self, solver: Any, y0: Tensor, y1: Tensor) -> None:
         self.t0, self.t1, self.y0, self.y1 = float(solver.t_old), float(solver.t), y0, y1
@@ -28,15 +26,23 @@ class ScipyStep:
         values = self._dense(np.asarray(times)).T.reshape(len(times), *self.y0.shape)
         return torch.as_tensor(values).to(self.y0)
 
+    def evaluate_at(self, times: Tensor) -> Tensor:
+        raise NotImplementedError("SciPy's steps cannot be differentiated in their times.")
 
-class Scipy:
+    def scatter(self, rows: Tensor, times: np.ndarray) -> Tensor:
+        return self.evaluate(times.tolist())[torch.arange(len(rows), device=rows.device), rows]
+
+    def smooth(self) -> ScipyStep:
+        return self
+
+
+class Scipy(Stepper):
     """Steps of SciPy's solvers (``solve_ivp`` methods, also implicit ones), each chosen and accepted by SciPy."""
 
-    adaptive = False  # SciPy controls the step size
-    transposable = False
-    clocked = False
+    free = True
+    recordable = False
 
-    def __init__(self, solver: str, rtol: Any, atol: Any, **options: Any) -> None:
+    def __init__(self, solver: str, *, rtol: Any, atol: Any, **options: Any) -> None:
         try:
             from scipy import integrate
         except ImportError as error:
@@ -49,8 +55,17 @@ class Scipy:
         self.rtol, self.atol, self.options = rtol, atol, options
         self.given = {"solver": solver, **options}
 
-    def step(self, f: Dynamics, t0: float, t1: float, y: Tensor, carry: Any = None,
-             nudge: tuple[int, int] = (0, 0), clock: Clock | None = None) -> ScipyStep:  # fmt: skip
+    def step(
+        self,
+        f: VectorField,
+        t0: float,
+        t1: float,
+        y: Tensor,
+        *,
+        carry: Any = None,
+        nudge: Nudge = (0, 0),
+        clock: Clock | None = None,
+    ) -> ScipyStep:
         if carry is None or carry.status != "running" or carry.t_bound != t1:
             wide = torch.complex128 if y.is_complex() else torch.float64
 

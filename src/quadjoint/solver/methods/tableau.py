@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from quadjoint.solver.methods import coefficients
 from quadjoint.solver.methods.rooted_trees import rooted_trees
 
 # The coefficients are rationals or decimals rounded to float64; the largest, in the continuous extension
@@ -27,7 +27,9 @@ class ButcherTableau:
     k_i = f(t0 + c_i h, y0 + h sum_j a_ij k_j),  y1 = y0 + h sum_i b_i k_i,
     y1 - yhat1 = h sum_i b_error_i k_i,  y(t0 + theta h) = y0 + h sum_i b_i(theta) k_i.
 
-    The extra stages enter b_i(theta) only; they are evaluated when a point inside the step is wanted.
+    The extra stages enter b_i(theta) only; they are evaluated when a point inside the step is wanted. A method without
+    ``dense`` gets the cubic Hermite polynomial (of order one, the straight line), whose slope at t1 is the last stage
+    of a method that is FSAL, and else an extra stage, which is the first stage of the next step.
 
     >>> import torch, quadjoint as qj
     >>> tableau = qj.TABLEAUS["dopri5"]
@@ -40,15 +42,16 @@ class ButcherTableau:
     c: np.ndarray  # (s,)
     a: np.ndarray  # (s, s), strictly lower triangular
     b: np.ndarray  # (s,)
-    b_error: np.ndarray | None  # (s,); None for a method without error estimate (fixed steps)
-    error_order: int | None  # order of the embedded solution with weights b - b_error
-    c_extra: np.ndarray  # (e,)
-    a_extra: np.ndarray  # (e, s + e), strictly lower triangular below a
-    dense: np.ndarray  # (s + e, degree): b_i(theta) = sum_d dense[i, d - 1] theta**d
-    dense_order: int  # order of the continuous extension, uniformly in theta
-    reference: str
+    b_error: np.ndarray | None = None  # (s,); None for a method without error estimate (fixed steps)
+    error_order: int | None = None  # order of the embedded solution with weights b - b_error
+    c_extra: np.ndarray = None  # type: ignore[assignment]  # (e,)
+    a_extra: np.ndarray = None  # type: ignore[assignment]  # (e, s + e), strictly lower triangular below a
+    dense: np.ndarray = None  # type: ignore[assignment]  # (s + e, degree): b_i(theta) = sum_d dense[i, d - 1] theta**d
+    dense_order: int = 0  # order of the continuous extension, uniformly in theta
+    reference: str = ""
 
     def __post_init__(self) -> None:
+        self._extend()
         for field in ("c", "a", "b", "b_error", "c_extra", "a_extra", "dense"):
             value = getattr(self, field)
             if value is not None:
@@ -58,6 +61,32 @@ class ButcherTableau:
         self._check_shapes()
         self._check_rows()
         self._check_orders()
+
+    def _extend(self) -> None:
+        """Fill in what was left out: no extra stages, or a continuous extension with what it needs."""
+        dense: Any = self.dense
+        c_extra: Any = self.c_extra
+        values: dict[str, Any] = {}
+        if dense is None:
+            b, rows = np.asarray(self.b, dtype=np.float64), np.asarray(self.a, dtype=np.float64)
+            e = 0 if self.order == 1 or np.array_equal(rows[-1], b) else 1
+            padded = np.append(b, np.zeros(e))
+            values = {
+                "c_extra": np.ones(e),
+                "a_extra": np.tile(padded, (e, 1)),
+                "dense": b[:, None] if self.order == 1 else hermite_extension(padded),
+                "dense_order": min(self.order, 3),
+            }
+        elif c_extra is None:
+            values = {"c_extra": np.empty(0), "a_extra": np.empty((0, len(self.b)))}
+        for field, value in values.items():
+            object.__setattr__(self, field, value)
+
+    @property
+    def numbers(self) -> bytes:
+        """What tells the steps of two methods apart, whatever their names are."""
+        arrays = (self.a, self.b, self.c, self.b_error)
+        return b"".join(b"none" if x is None else x.tobytes() for x in arrays)
 
     @property
     def stages(self) -> int:
@@ -101,8 +130,13 @@ class ButcherTableau:
     def _check_shapes(self) -> None:
         s, e = self.b.size, self.c_extra.size
         expected: dict[str, tuple[int, ...]] = {
-            "c": (s,), "a": (s, s), "b": (s,), "b_error": (s,), "c_extra": (e,), "a_extra": (e, s + e),
-        }  # fmt: skip
+            "c": (s,),
+            "a": (s, s),
+            "b": (s,),
+            "b_error": (s,),
+            "c_extra": (e,),
+            "a_extra": (e, s + e),
+        }
         for field, shape in expected.items():
             array = getattr(self, field)
             if array is not None and array.shape != shape:
@@ -160,123 +194,9 @@ class ButcherTableau:
         return np.vstack([np.pad(self.a, ((0, 0), (0, self.extra_stages))), self.a_extra])
 
 
-def _square(rows: Sequence[Sequence[float]]) -> np.ndarray:
-    """The rows of a tableau, padded with zeros to a square matrix."""
-    return np.array([[*row, *[0.0] * (len(rows) - len(row))] for row in rows])
-
-
-def _hermite(b: np.ndarray) -> np.ndarray:
+def hermite_extension(b: np.ndarray) -> np.ndarray:
     """The cubic through y0 and y1 with slopes f(t0, y0), the first stage, and f(t1, y1), the last."""
     dense = np.outer(b, [0.0, 3.0, -2.0])
     dense[0] += [1.0, -2.0, 1.0]
     dense[-1] += [0.0, -1.0, 1.0]
     return dense
-
-
-def _low_order(
-    name: str,
-    order: int,
-    a: Sequence[Sequence[float]],
-    b: Sequence[float],
-    reference: str,
-    b_error: Sequence[float] | None = None,
-) -> ButcherTableau:
-    """A method of order 1 with linear, of order 2 to 4 with cubic Hermite interpolation (order up to 3).
-
-    The slope at t1 is the last stage of a method that is FSAL. Any other method gets it as an extra stage,
-    which costs nothing where a next step follows, since it is that step's first stage.
-    """
-    matrix, weights = _square(a), np.array(b, dtype=np.float64)
-    e = 0 if order == 1 or np.array_equal(matrix[-1], weights) else 1
-    padded = np.append(weights, np.zeros(e))
-    return ButcherTableau(
-        name=name,
-        order=order,
-        c=matrix.sum(axis=1),
-        a=matrix,
-        b=weights,
-        b_error=None if b_error is None else np.array(b_error),
-        error_order=None if b_error is None else order - 1,
-        c_extra=np.ones(e),
-        a_extra=np.tile(padded, (e, 1)),
-        dense=weights[:, None] if order == 1 else _hermite(padded),
-        dense_order=min(order, 3),
-        reference=reference,
-    )
-
-
-def _dopri5() -> ButcherTableau:
-    """Shampine's quartic: the cubic Hermite polynomial, bent to pass through his value in the middle."""
-    a = _square(coefficients.DOPRI5_A)
-    hermite = _hermite(a[-1])
-    missing = np.array(coefficients.DOPRI5_MIDDLE) - hermite @ [1 / 2, 1 / 4, 1 / 8]
-    bump = 16.0 * np.outer(missing, [0.0, 1.0, -2.0, 1.0])  # 16 theta^2 (1 - theta)^2, one in the middle
-    return ButcherTableau(
-        name="dopri5",
-        order=5,
-        c=np.array(coefficients.DOPRI5_C),
-        a=a,
-        b=a[-1],
-        b_error=a[-1] - np.array(coefficients.DOPRI5_B_EMBEDDED),
-        error_order=4,
-        c_extra=np.empty(0),
-        a_extra=np.empty((0, len(a))),
-        dense=np.pad(hermite, ((0, 0), (0, 1))) + bump,
-        dense_order=4,
-        reference="Dormand and Prince (1980), J. Comput. Appl. Math. 6; Shampine (1986), Math. Comp. 46",
-    )
-
-
-def _tsit5() -> ButcherTableau:
-    a = _square(coefficients.TSIT5_A)
-    return ButcherTableau(
-        name="tsit5",
-        order=5,
-        c=np.array(coefficients.TSIT5_C),
-        a=a,
-        b=a[-1],
-        b_error=np.array(coefficients.TSIT5_B_ERROR),
-        error_order=4,
-        c_extra=np.empty(0),
-        a_extra=np.empty((0, len(a))),
-        dense=np.array(coefficients.TSIT5_DENSE),
-        dense_order=4,
-        reference="Tsitouras (2011), Comput. Math. Appl. 62",
-    )
-
-
-def _dopri8() -> ButcherTableau:
-    a = _square(coefficients.DOPRI8_A)
-    s, e = len(a), len(coefficients.DOPRI8_C_EXTRA)
-    used = [0, *range(5, s + e)]  # stages 2 to 5 have no weight
-    a_extra = np.zeros((e, s + e))
-    for row, values in zip(a_extra, coefficients.DOPRI8_A_EXTRA, strict=True):
-        row[used[: len(values)]] = values
-    dense = np.zeros((s + e, 7))
-    dense[0, 0] = 1.0
-    dense[used, 1:] = coefficients.DOPRI8_DENSE
-    return ButcherTableau(
-        name="dopri8",
-        order=8,
-        c=np.array(coefficients.DOPRI8_C),
-        a=a,
-        b=a[-1],
-        b_error=a[-1] - np.array(coefficients.DOPRI8_B_EMBEDDED),
-        error_order=7,
-        c_extra=np.array(coefficients.DOPRI8_C_EXTRA),
-        a_extra=a_extra,
-        dense=dense,
-        dense_order=7,
-        reference="Prince and Dormand (1981), J. Comput. Appl. Math. 7; extension: see _coefficients.py",
-    )
-
-
-TABLEAUS: dict[str, ButcherTableau] = {
-    method.name: method
-    for method in (
-        _dopri5(),
-        _tsit5(),
-        _dopri8(),
-        *(_low_order(name, *values) for name, values in coefficients.LOW_ORDER.items()),
-    )
-}

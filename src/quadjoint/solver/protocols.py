@@ -1,0 +1,136 @@
+"""What the parts of a solve know of each other: the dynamics, a stepper and its steps, a controller of step sizes.
+
+Whatever satisfies `Stepper` can be given as ``method=``, and whatever satisfies `Controller` as
+``options={"controller": ...}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from torch import Tensor
+
+Time = float | Tensor
+Clock = tuple[Tensor, Tensor]  # differentiable (t0, t1) of a step, on a fixed grid that depends on learnable times
+Nudge = tuple[int, int]  # units in the last place by which the times of evaluations at t0 and at t1 are moved
+
+
+class VectorField(Protocol):
+    """What a stepper evaluates: dy/dt at a time and a state, ``nudge`` units in the last place beside the time."""
+
+    def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor: ...
+
+
+class Step(Protocol):
+    """One step from ``t0`` to ``t1`` (either direction), with the states at its ends and between them."""
+
+    t0: float
+    t1: float
+    y0: Tensor
+    y1: Tensor
+
+    @property
+    def carry(self) -> Any:
+        """What the next step goes on from (a first stage, a history); None to begin anew."""
+
+    @property
+    def retry(self) -> Any:
+        """What another attempt from ``t0`` goes on from, after this one was rejected; None for what this one had."""
+
+    @property
+    def error(self) -> Tensor | None:
+        """Estimate of the local error; None if the method has none."""
+
+    @property
+    def ratio(self) -> Tensor | float | None:
+        """The error in units of the tolerance if the step knows it; infinite for a step that failed."""
+
+    @property
+    def clock(self) -> Clock | None:
+        """The ends as tensors that can be differentiated in."""
+
+    def evaluate(self, times: Sequence[float]) -> Tensor:
+        """States at ``times`` within the step, stacked along a new first dimension."""
+
+    def evaluate_at(self, times: Tensor) -> Tensor:
+        """As ``evaluate``, differentiable in ``times`` and in the ends of the step; only for a step with a clock."""
+
+    def scatter(self, rows: Tensor, times: np.ndarray) -> Tensor:
+        """The state of sample ``rows[m]`` at ``times[m]``: one row of the batch each, shape (m, *sample)."""
+
+    def smooth(self) -> Step:
+        """The step with the method's own continuous extension, also if observations are made on straight lines."""
+
+
+@runtime_checkable
+class Stepper(Protocol):
+    """Takes single steps. It does not decide whether a step is good enough or how long the next one is.
+
+    A class of your own inherits from this one, sets ``order`` and defines ``step``; it changes the other attributes
+    where it can do more. An object of it can be given as ``method=``.
+
+    >>> import torch, quadjoint as qj
+    >>> class Ralston(qj.Stepper):
+    ...     order = 2
+    ...     def step(self, f, t0, t1, y, *, carry=None, nudge=(0, 0), clock=None):
+    ...         k1 = f(t0, y, nudge[0])
+    ...         k2 = f(t0 + 2 / 3 * (t1 - t0), y + 2 / 3 * (t1 - t0) * k1)
+    ...         return qj.HermiteStep(f, t0, t1, y0=y, y1=y + (t1 - t0) * (k1 + 3 * k2) / 4, f0=k1)
+    >>> t = torch.linspace(0, 1, 21)
+    >>> ys = qj.odeint(lambda t, y: -y, torch.ones(1), t, method=Ralston())
+    >>> round(float(ys[-1]), 3)
+    0.368
+    """
+
+    order: int
+    adaptive: bool = False  # its steps estimate their error
+    free: bool = False  # it chooses and judges the lengths of its steps itself
+    recordable: bool = True  # autograd can record its steps
+    transposable: bool = False  # its steps are explicit Runge-Kutta steps, which "discrete" transposes
+    clocked: bool = False  # its steps can be differentiated in their ends
+    keeps_inputs: bool = False  # its steps hold the inputs of their stages
+    dense_order: int | None = None  # of the continuous extension, if it is known
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return type(self).__name__
+
+    @property
+    def eager(self) -> Stepper:
+        """The stepper for other dynamics than the forward solve's, which may be compiled."""
+        return self
+
+    @property
+    def smooth(self) -> Stepper:
+        """The stepper with the method's own continuous extension, whatever observations are made with."""
+        return self
+
+    def step(
+        self,
+        f: VectorField,
+        t0: float,
+        t1: float,
+        y: Tensor,
+        *,
+        carry: Any = None,
+        nudge: Nudge = (0, 0),
+        clock: Clock | None = None,
+    ) -> Step:
+        """The step from y(t0) = ``y`` to ``t1``, going on from what the step before gave as its ``carry``."""
+        raise NotImplementedError
+
+
+class Controller(Protocol):
+    """Turns the errors of steps into the factor by which the step size changes. It has no state of its own."""
+
+    def factor(self, ratio: float, history: tuple[float, float], *, order: int, safety: float) -> float:
+        """The factor, which is then kept between ``dfactor`` and ``ifactor``.
+
+        ``ratio`` is the error of the step just made in units of the tolerance (at most one if it was accepted),
+        ``history`` those of the two steps accepted before, the later one first; ``order`` is that of the method and
+        ``safety`` the part of the longest possible step to be taken.
+        """
+        ...

@@ -11,7 +11,17 @@ from torch import Tensor
 
 from quadjoint.autograd import private
 from quadjoint.errors import warn_once
+from quadjoint.solver.clocks import LinearMap
 from quadjoint.solver.dynamics import Dynamics
+from quadjoint.solver.independent.sample_observer import StepObserver
+from quadjoint.solver.independent.samples import Samples
+from quadjoint.solver.independent.setup import (
+    expand_times,
+    make_samples,
+    refuse_batch_options,
+    sample_norm,
+    take_options,
+)
 from quadjoint.solver.integrate import Hooks
 from quadjoint.solver.methods.catalogue import make_solver
 from quadjoint.solver.methods.compiled import with_compiled_steps
@@ -19,7 +29,7 @@ from quadjoint.solver.observe import Observer, SampleObserver
 from quadjoint.solver.progress import bar
 from quadjoint.solver.spec import InitialValue, Method, Spec
 from quadjoint.solver.state import Layout, State
-from quadjoint.solver.times import LinearMap, check_times, fill_padding, fractions, sample_options
+from quadjoint.solver.times import check_times, fill_padding, fractions, sample_options
 
 EVENT_TOLERANCE = 1e-9  # of the step in which an event lies
 
@@ -62,44 +72,101 @@ def arrange(
     event_fn: Callable[..., Any] | None,
     compile: bool,
     exact_clock: bool,
+    independent: bool = False,
     dense: bool = False,
     progress: bool = False,
 ) -> Arranged:
     """The solve that was asked for. ``exact_clock``: a fixed grid is to be differentiated in its times."""
     options = dict(options or {})
     values = check_times(t)
-    per_sample = values.ndim == 2
-    layout = Layout.of(y0, batched=per_sample)
+    layout = Layout.of(y0, batched=independent or values.ndim == 2)
     y = layout.pack(y0)
     rtol, atol = _check_tolerance("rtol", rtol, layout, y), _check_tolerance("atol", atol, layout, y)
     tolerance = float(options.pop("event_tol", EVENT_TOLERANCE))
     if not tolerance > 0.0:
         raise ValueError(f"options['event_tol'] must be positive; got {tolerance}.")
-    make_observer: Callable[[], Observer | SampleObserver]
-    if per_sample:
-        _check_samples(y, t, layout, event_fn)
-        t = fill_padding(t)
-        s = fractions(values)
-        dynamics = Dynamics(f, y, layout, LinearMap(t, y))
-        make_observer, solver_t = lambda: SampleObserver(s), torch.tensor([0.0, 1.0], dtype=torch.float64)
-        options = sample_options(method, options, t)
+    if independent:
+        clock = _own_steps(f, y, t, layout, method=method, options=options, events=event_fn is not None)
+    elif values.ndim == 2:
+        clock = _own_times(f, y, t, layout, method=method, options=options, event_fn=event_fn)
     else:
-        points = t if t.requires_grad and exact_clock and event_fn is None else None
-        dynamics, times = Dynamics(f, y, layout), values.tolist()
-        # The steps up to an event are no function of the times given; gradients in them come from the flow.
-        make_observer, solver_t = lambda: Observer(times, points), t if points is not None else t.detach()
-        if event_fn is not None and len(times) != 2:
+        refuse_batch_options(options)
+        clock = _common_times(f, y, t, layout, exact=exact_clock and event_fn is None)
+        if event_fn is not None and len(values) != 2:
             raise ValueError(
-                f"With event_fn, t holds the initial time and one later for the direction; got {len(times)} times."
+                f"With event_fn, t holds the initial time and one later for the direction; got {len(values)} times."
             )
-    problem = InitialValue(f, y, solver_t, layout, open_end=event_fn is not None)
-    solver = make_solver(method, options, problem, rtol=rtol, atol=atol)
+    problem = InitialValue(f, y, clock.solver_t, layout, open_end=event_fn is not None)
+    solver = make_solver(method, options if clock.options is None else clock.options, problem, rtol=rtol, atol=atol)
     if solver.grid is None:
         _remark_on_precision(rtol, atol, y)
+    if clock.samples is not None:
+        solver = solver.with_settings(norm=sample_norm(options.get("norm"), layout))
     event = None if event_fn is None else lambda s, state: event_fn(s, layout.unpack(state))
     hooks = _hooks(f, layout, problem.times if progress else None)
-    spec = Spec(dynamics, solver, make_observer, event, tolerance, hooks, dense)
-    return Arranged(with_compiled_steps(spec) if compile else spec, y, t, layout)
+    spec = Spec(clock.dynamics, solver, clock.make_observer, event, tolerance, hooks, dense, clock.samples)
+    return Arranged(with_compiled_steps(spec) if compile else spec, y, clock.t, layout)
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """How the times of a solve become those of its steps."""
+
+    t: Tensor  # as given, padding filled
+    dynamics: Dynamics
+    make_observer: Callable[[], Observer | SampleObserver | StepObserver]
+    solver_t: Tensor  # the times of the steps
+    options: dict[str, Any] | None = None  # for the method, if they differ from those given
+    samples: Samples | None = None
+
+
+def _common_times(f: Callable[..., Any], y: Tensor, t: Tensor, layout: Layout, *, exact: bool) -> _Clock:
+    points = t if t.requires_grad and exact else None
+    times = check_times(t).tolist()
+    # The steps up to an event are no function of the times given; gradients in them come from the flow.
+    solver_t = t if points is not None else t.detach()
+    return _Clock(t, Dynamics(f, y, layout), lambda: Observer(times, points), solver_t)
+
+
+_UNIT = torch.tensor([0.0, 1.0], dtype=torch.float64)
+
+
+def _own_times(
+    f: Callable[..., Any],
+    y: Tensor,
+    t: Tensor,
+    layout: Layout,
+    *,
+    method: Method,
+    options: dict[str, Any],
+    event_fn: Any,
+) -> _Clock:
+    """Times of each sample's own, steps that the batch shares: between the first and the last time of each."""
+    refuse_batch_options(options)
+    _check_samples(y, t, layout, event_fn)
+    s, t = fractions(check_times(t)), fill_padding(t)
+    options = sample_options(method, options, t)
+    return _Clock(t, Dynamics(f, y, layout, LinearMap(t, y)), lambda: SampleObserver(s), _UNIT, options)
+
+
+def _own_steps(
+    f: Callable[..., Any],
+    y: Tensor,
+    t: Tensor,
+    layout: Layout,
+    *,
+    method: Method,
+    options: dict[str, Any],
+    events: bool,
+) -> _Clock:
+    """Steps of each sample's own."""
+    t = expand_times(t, y, layout)
+    _check_samples(y, t, layout, None)
+    options, own = take_options(method, options, events=events)
+    values, t = t.detach().to("cpu", torch.float64).numpy(), fill_padding(t)
+    samples = make_samples(t, values, y, **own)
+    dynamics = Dynamics(f, y, layout, per_sample=True)
+    return _Clock(t, dynamics, lambda: StepObserver(samples), _UNIT, options, samples)
 
 
 def _check_state(y0: Any) -> None:

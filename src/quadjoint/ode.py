@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,15 +13,15 @@ from torch import Tensor
 from quadjoint.arrange import Arranged, arrange, check_input
 from quadjoint.autograd import private
 from quadjoint.autograd.captured import Snapshot
+from quadjoint.conclude import Solved, conclude
 from quadjoint.errors import SolveError
 from quadjoint.gradient import Gradient, resolve
 from quadjoint.gradient.base import Outcome, Part, Task
 from quadjoint.gradient.choose.auto import Auto
 from quadjoint.gradient.direct import Direct
 from quadjoint.gradient.first import Begun, First, Only
-from quadjoint.gradient.flow import Crossing, Flow, shift
+from quadjoint.gradient.flow import Flow, shift
 from quadjoint.solution import Solution
-from quadjoint.solver.events import EventWatch
 from quadjoint.solver.randomness import RandomnessCheck
 from quadjoint.solver.spec import Method
 from quadjoint.solver.state import State
@@ -43,6 +43,7 @@ def odeint(
     gradient: str | Gradient = "auto",
     options: dict[str, Any] | None = None,
     event_fn: Dynamical | None = None,
+    independent: bool = False,
     compile: bool = False,
     params: Sequence[Tensor] | None = None,
 ) -> Any:
@@ -85,6 +86,7 @@ def odeint(
         event_fn=event_fn,
         compile=compile,
         exact_clock=how.exact_clock,
+        independent=independent,
     )
     solved = _solve(arranged, how, params)
     return solved.ys if event_fn is None else (solved.event_time, solved.ys)
@@ -102,6 +104,7 @@ def solve(
     gradient: str | Gradient = "auto",
     options: dict[str, Any] | None = None,
     event_fn: Dynamical | None = None,
+    independent: bool = False,
     compile: bool = False,
     params: Sequence[Tensor] | None = None,
     progress: bool = False,
@@ -130,34 +133,15 @@ def solve(
         event_fn=event_fn,
         compile=compile,
         exact_clock=how.exact_clock,
+        independent=independent,
         dense=True,
         progress=progress,
     )
     solved = _solve(arranged, how, params)
-    ts = t if solved.event_time is None else torch.stack([t[0], solved.event_time])
-    return Solution(
-        ts,
-        solved.ys,
-        stats=solved.stats,
-        event_time=solved.event_time,
-        parts=solved.parts,
-        layout=arranged.layout,
-        flow=solved.flow,
-        interval=solved.interval,
-    )
+    return Solution(solved, arranged.layout)
 
 
-@dataclass(frozen=True)
-class _Solved:
-    ys: State
-    event_time: Tensor | None
-    stats: Stats
-    parts: list[Part]
-    flow: Flow
-    interval: tuple[float, float]
-
-
-def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -> _Solved:
+def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -> Solved:
     """Choose how to differentiate, and solve."""
     spec, y, t = arranged.spec, arranged.y0, arranged.t
     task = Task(spec, (), Snapshot(spec.f.f, y.device), Stats(), complete=isinstance(params, Only))
@@ -181,18 +165,7 @@ def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -
         random.explain(error, spec, arranged.y0)
         raise
     random.refuse(spec, arranged.y0, fixed_is_fine=how.name == "direct" or not wanted)
-    ys = spec.make_observer().arrange(out.ys)
-    event, end = None, spec.make_observer().interval[1]
-    if spec.event is not None:
-        assert out.event_time is not None
-        signs = EventWatch(spec.event, spec.f, spec.start, arranged.y0, tolerance=spec.event_tolerance).signs
-        event = Crossing(spec.event, signs, flow, task.params).time(out.event_time, ys[-1], t.detach())
-        t, end = torch.stack([t[0], event]), out.event_time
-        by_flow = by_flow or event.requires_grad
-    if by_flow:
-        ys = shift(flow, ys, t.T if flow.per_sample else t, params=task.params)
-    states = arranged.layout.unpack(ys, leading=1)
-    return _Solved(states, event, task.stats, out.parts, flow, (spec.start, end))
+    return conclude(replace(arranged, spec=spec), task, out, flow, in_times=by_flow)
 
 
 def _chosen(how: Gradient, task: Task, first: First) -> Gradient:
@@ -225,6 +198,7 @@ def _forward(task: Task, y: Tensor, first: First | None) -> Outcome:
     task.stats.reason = "no gradient is needed"
     before = task.f.evaluations
     with torch.set_grad_enabled(torch.is_grad_enabled() and not task.complete):
-        run = task.spec.begin(y, None if first is None else Begun(task.f, first, first.value)).run()
+        integrator = task.spec.begin(y, None if first is None else Begun(task.f, first, first.value))
+        run = integrator.run()
     task.count(run, task.f.evaluations - before)
-    return Outcome(run.ys, run.event_time, [Part(run.steps)])
+    return Outcome(run.ys, run, integrator.observer, [Part(run)])

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from quadjoint.errors import nearest
-from quadjoint.solver.protocols import Controller
+from quadjoint.solver.protocols import Controller, Number
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,22 @@ class PIDController:
         """Of r_n, r_(n-1) and r_(n-2)."""
         return -(self.p + self.i + self.d) / order, (self.p + 2.0 * self.d) / order, -self.d / order
 
-    def factor(self, ratio: float, history: tuple[float, float], *, order: int, safety: float) -> float:
-        now, before, earlier = self.exponents(order)
-        factor = safety * ratio**now * history[0] ** before * history[1] ** earlier
-        return factor if self.shrink or ratio >= 1.0 else max(factor, 1.0)
+    @property
+    def memoryless(self) -> bool:
+        """Whether the steps before have no influence."""
+        return self.exponents(1)[1:] == (0.0, 0.0)
+
+    def factor(self, ratio: Number, history: tuple[Number, Number], *, order: int, safety: float) -> Number:
+        now, *before = self.exponents(order)
+        factor = safety * ratio**now
+        for exponent, error in zip(before, history, strict=True):
+            if exponent != 0.0:
+                factor = factor * error**exponent
+        if self.shrink:
+            return factor
+        if isinstance(factor, Tensor):
+            return torch.maximum(factor, ratio < 1.0)
+        return factor if ratio >= 1.0 else max(factor, 1.0)
 
 
 class Gustafsson(PIDController):

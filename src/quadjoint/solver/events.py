@@ -27,10 +27,13 @@ class EventWatch:
                 f"The event function is zero at the initial time t = {t0:.6g} already; start past the event."
             )
 
-    def value(self, t: float, y: Tensor) -> float:
+    def least(self, t: Tensor, y: Tensor) -> Tensor:
         """Positive before the event; entries are combined by their minimum."""
+        return (self.event(t, y) * self.signs).min()
+
+    def value(self, t: float, y: Tensor) -> float:
         with torch.no_grad():
-            return float((self.event(self.f.time(t), y.detach()) * self.signs).min())
+            return float(self.least(self.f.time(t), y.detach()))
 
     def crossed(self, step: Step) -> bool:
         return self.value(step.t1, step.y1) <= 0.0

@@ -12,7 +12,7 @@ from torch import Tensor
 from quadjoint.errors import NonFiniteStateError, TooManyStepsError
 from quadjoint.solver.control import Control, GridControl
 from quadjoint.solver.events import EventWatch
-from quadjoint.solver.observe import Observer, SampleObserver
+from quadjoint.solver.observe import Collector, Observer, SampleObserver
 from quadjoint.solver.protocols import Nudge, Step, Stepper, VectorField
 
 Jumps = dict[float, Callable[[Tensor], Tensor]]
@@ -50,6 +50,11 @@ class Integration:
     @property
     def accepted_steps(self) -> int:
         return len(self.taken)
+
+    @property
+    def counts(self) -> tuple[int | Tensor, int | Tensor]:
+        """How many steps were accepted and rejected."""
+        return self.accepted_steps, self.rejected_steps
 
 
 class Integrator:
@@ -167,13 +172,13 @@ def retrace(
     taken: list[Taken],
     *,
     stepper: Stepper,
-    observer: Observer | SampleObserver,
+    observer: Collector,
     points: Tensor | None = None,
     discontinuities: frozenset[float] = frozenset(),
 ) -> Integration:
     """Take the accepted steps of a solve again: the same numbers, without any control.
 
-    ``points`` are the ends of the steps as a tensor, where they are to be differentiated in.
+    ``points`` are the ends of the steps as a tensor, if they are to be differentiated in or differ between samples.
     """
     out = Integration(y0, list(taken))
     observer.begin(y0)

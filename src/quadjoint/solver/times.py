@@ -52,39 +52,6 @@ def fill_padding(t: Tensor) -> Tensor:
     return torch.where(torch.isnan(t), t.gather(1, last), t)
 
 
-class LinearMap:
-    """s in [0, 1] to each sample's time from its first to its last: one smooth solve for the whole batch.
-
-    Times are added up in float64, as far as the device has it, and rounded for f last.
-    """
-
-    def __init__(self, t: Tensor, y: Tensor) -> None:
-        shape, self.dtype = (-1, *(1,) * (y.ndim - 1)), y.dtype.to_real()
-        ends = t.detach()[:, [0, -1]].to("cpu", torch.float64)
-        wide = torch.float64 if y.device.type != "mps" else torch.float32
-        self.start = ends[:, 0].reshape(shape).to(y.device, wide)
-        self.length = (ends[:, 1] - ends[:, 0]).reshape(shape).to(y.device, wide)
-        self.rate = self.length.to(self.dtype)
-
-    def __call__(self, s: Tensor) -> tuple[Tensor, Tensor]:
-        return (self.start + s * self.length).to(self.dtype), self.rate
-
-
-class PiecewiseMap:
-    """s in [k, k + 1] to each sample's time between its observations k and k + 1: all samples observe at once."""
-
-    def __init__(self, t: Tensor, y: Tensor) -> None:
-        self.shape, self.dtype = (-1, *(1,) * (y.ndim - 1)), y.dtype.to_real()
-        table = t.detach().to("cpu", torch.float64).T.contiguous()  # (K, B)
-        wide = torch.float64 if y.device.type != "mps" else torch.float32
-        self.table, self.rates = table.to(y.device, wide), table.diff(dim=0).to(y.device, wide)
-
-    def __call__(self, s: Tensor) -> tuple[Tensor, Tensor]:
-        k = s.detach().floor().clamp(0, len(self.rates) - 1).long()
-        t = self.table[k] + (s - k) * self.rates[k]
-        return t.to(self.dtype).reshape(self.shape), self.rates[k].to(self.dtype).reshape(self.shape)
-
-
 def sample_options(method: Method, options: dict[str, Any], t: Tensor) -> dict[str, Any]:
     """Options of a solve in the batch's common time, from those given in each sample's own."""
     if runge_kutta_of(method) is None:

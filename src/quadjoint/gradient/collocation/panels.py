@@ -70,7 +70,10 @@ def piece_of(step: Step) -> Piece:
         table = step.method.tableau.dense
         dense = torch.as_tensor(table.T * (step.t1 - step.t0), dtype=step.y0.dtype, device=step.y0.device)
         slope = table[0, 0] == 1.0 and not table[1:, 0].any()
-        return Polynomial(step, dense @ step.stacked().reshape(len(step.ks), -1), nudge=step.nudge, slope=slope)
+        coefficients = dense @ step.stacked().reshape(len(step.ks), -1)
+        if step.lengths is not None:
+            coefficients = (coefficients.view(-1, *step.y0.shape) * step.lengths).flatten(1)
+        return Polynomial(step, coefficients, nudge=step.nudge, slope=slope)
     if isinstance(step, HermiteStep):
         step, h = step.smooth(), step.t1 - step.t0
         rise, f0, f1 = step.y1 - step.y0, step.f0 * h, step.f1 * h

@@ -21,8 +21,8 @@ from quadjoint.gradient.base import Gradients, Task
 from quadjoint.gradient.continuous.integral import InState, Quadrature, QuadratureSum
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.products import Products
+from quadjoint.solver.clocks import LinearMap, PiecewiseMap
 from quadjoint.solver.control import GridControl
-from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.integrate import Hooks, Integration, Integrator
 from quadjoint.solver.methods.catalogue import make_solver
 from quadjoint.solver.methods.scipy_solvers import Scipy
@@ -30,7 +30,6 @@ from quadjoint.solver.observe import Observer, SampleObserver
 from quadjoint.solver.protocols import Time
 from quadjoint.solver.spec import InitialValue, Solver
 from quadjoint.solver.state import Layout, mixed_norm
-from quadjoint.solver.times import LinearMap, PiecewiseMap
 
 if TYPE_CHECKING:
     from quadjoint.gradient.continuous.family import ContinuousAdjoint
@@ -67,8 +66,7 @@ def _common_clock(task: Task, run: Integration, cotangents: Cotangents, observer
     fractions = torch.as_tensor(observer.times)  # (B, K)
     start, length = (x.reshape(-1, 1).to("cpu", torch.float64) for x in (clock.start, clock.length))
     y = run.ys[:1].expand(len(start), *run.ys.shape[1:])
-    f = Dynamics(task.f.f, y, task.f.layout, PiecewiseMap(start + fractions * length, y))
-    f.needs_grad, f.stackable = task.f.needs_grad, task.f.stackable
+    f = task.f.remapped(y, PiecewiseMap((start + fractions * length).T, y))
     grads, ys = observer.arrange(cotangents.grads), observer.arrange(run.ys)
     return replace(task, spec=replace(task.spec, f=f)), {
         float(k): (g, y) for k, (g, y) in enumerate(zip(grads, ys, strict=True))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from quadjoint.solver.independent.sample_control import SampleControl, Verdict
 from quadjoint.solver.independent.sample_events import SampleEvents
 from quadjoint.solver.independent.sample_observer import Glance, StepObserver
 from quadjoint.solver.integrate import Hooks, Integration, Taken
-from quadjoint.solver.protocols import Step, Stepper, VectorField
+from quadjoint.solver.protocols import Clock, SampleStep, Step, Stepper, VectorField
 
 
 @dataclass
@@ -28,9 +29,20 @@ class SampleIntegration(Integration):
 
     ends: list[Tensor] = field(default_factory=list)  # of the steps, (B,) each, the initial times first
     glances: list[Glance] = field(default_factory=list)
-    rejections: Tensor | None = None  # (B,)
     status: Status | None = None
     event_index: Tensor | None = None  # (B,), which entry of the event function; -1 for none
+    rejections: Tensor | None = None  # (B,)
+    lame: Tensor | None = None  # (B,), samples for which f is not finite at the initial time
+
+    def startable(self, y0: Tensor) -> Tensor:
+        """The initial states, of samples that cannot be solved that of one that can.
+
+        They go on from it in steps of length zero, so that f is finite.
+        """
+        if self.lame is None:
+            return y0
+        well = y0.detach()[(~self.lame).int().argmax()]
+        return torch.where(self.lame.reshape(-1, *(1,) * (y0.ndim - 1)), well, y0)
 
     @property
     def table(self) -> Tensor:
@@ -38,9 +50,10 @@ class SampleIntegration(Integration):
         return torch.stack(self.ends)
 
     @property
-    def accepted_by_sample(self) -> Tensor:
-        """How many of the steps moved each sample, shape (B,)."""
-        return (self.table.diff(dim=0) != 0.0).sum(0)
+    def counts(self) -> tuple[int | Tensor, int | Tensor]:
+        """Of each sample, shape (B,); steps of length zero count for none."""
+        assert self.rejections is not None
+        return (self.table.diff(dim=0) != 0.0).sum(0), self.rejections
 
 
 @dataclass(frozen=True)
@@ -77,6 +90,7 @@ class SampleIntegrator:
         self.codes = no_failures(len(self.samples), y0.device)
         self.rejections = torch.zeros_like(self.codes)
         self.attempts = self.done = 0  # samples that have ended
+        self.first = 0  # number of the first step
         observer.begin(y0)
         self.finished = observer.count == 1
         if not self.finished:
@@ -90,11 +104,15 @@ class SampleIntegrator:
         bad_count, self.done = torch.stack([bad, bad | still]).sum(1).tolist()
         if bad_count:
             self._fail(bad, Ending.NOT_FINITE)
-            # They go on as copies of one that is well, in steps of length zero, which keeps f finite.
-            well = self.y.detach()[(~bad).int().argmax()]
-            self.y, self.carry = torch.where(self.samples.shaped(bad), well, self.y), None
+            self.out.lame = bad
+            self.y, self.carry = self.out.startable(self.y), None
         if self.done == len(self.codes):
             self._finish()
+
+    @property
+    def t(self) -> Tensor:
+        """The time of each sample, shape (B,)."""
+        return self.control.t
 
     def run(self, paused: Callable[[], bool] | None = None) -> SampleIntegration:
         """Take steps until every sample has ended, or until ``paused`` says so after one that moved a sample."""
@@ -112,7 +130,7 @@ class SampleIntegrator:
         clock = (self.samples.shaped(t0), self.samples.shaped(t1))
         if self.hooks.on_step:
             self.hooks.on_step(t0, self.y, t1 - t0)
-        step = self.stepper.step(self.f, float(n), float(n + 1), self.y, carry=self.carry, clock=clock)
+        step = self._step(n, clock)
         verdict = control.judge(step, t1)
         if self.watch is not None:
             step = step.at_rest(self.samples.shaped(verdict.accepted))
@@ -133,25 +151,31 @@ class SampleIntegrator:
         self._check(verdict, counts, before)
         return moved
 
+    def _step(self, n: int, clock: Clock) -> SampleStep:
+        t0 = float(self.first + n)
+        return cast(SampleStep, self.stepper.step(self.f, t0, t0 + 1.0, self.y, carry=self.carry, clock=clock))
+
     def _read(self, verdict: Verdict, t0: Tensor, t1: Tensor) -> _Counts:
         """The one look of the host at an attempt."""
         rows = [verdict.accepted, verdict.ended, verdict.bad, verdict.stuck]
         if self.watch is not None:
             rows.append(self.watch.found)
         counts = torch.stack(rows).sum(1)
-        inner = self.observer.count_until(torch.where(verdict.accepted, t1, t0)) if self.observer.inner is not None else None
+        inner = None
+        if self.observer.inner is not None:
+            inner = self.observer.count_until(torch.where(verdict.accepted, t1, t0))
         numbers = (counts if inner is None else torch.cat([counts, inner[None]])).tolist()
         events = numbers[4] if self.watch is not None else 0
         return _Counts(*numbers[:4], events=events, inner=0 if inner is None else numbers[-1])
 
-    def _resolved(self, step: Step, verdict: Verdict, counts: _Counts) -> Step:
+    def _resolved(self, step: SampleStep, verdict: Verdict, counts: _Counts) -> SampleStep:
         """The step with the samples whose step was rejected at rest."""
         accepted = self.samples.shaped(verdict.accepted)
         if counts.bad and self._recording:
             # Nothing that is not finite may be differentiated, not even with a gradient of zero.
             assert step.clock is not None
             clock = (step.clock[0], torch.where(accepted, step.clock[1], step.clock[0]))
-            return self.stepper.step(self.f, step.t0, step.t1, self.y, carry=self.carry, clock=clock)
+            return self._step(len(self.out.taken), clock)
         if self.watch is None and counts.accepted < len(self.codes):
             return step.at_rest(accepted)
         return step
@@ -160,7 +184,7 @@ class SampleIntegrator:
     def _recording(self) -> bool:
         return self.keep or self.hooks.accepted is not None or torch.is_grad_enabled()
 
-    def _accept(self, step: Step, counts: _Counts) -> None:
+    def _accept(self, step: SampleStep, counts: _Counts) -> None:
         assert step.clock is not None
         out, n, t0 = self.out, len(self.out.taken), self.control.t
         t1 = step.clock[1].reshape(-1)
@@ -174,21 +198,21 @@ class SampleIntegrator:
         inner = counts.inner
         if counts.events:
             inner = self._end_at_events(n, step, counts)
-        self.observer.collect(n, step, inner)
+        self.observer.collect(self.first + n, step, inner)
         if self.hooks.accepted:
             self.hooks.accepted(step)
         self.y, self.carry = step.y1, step.carry
         if self.done == len(self.codes):
             self._finish()
 
-    def _end_at_events(self, n: int, step: Step, counts: _Counts) -> int:
+    def _end_at_events(self, n: int, step: SampleStep, counts: _Counts) -> int:
         """Find the events in a step and end their samples there; how many inner times lie before."""
         assert self.watch is not None
         found = self.watch.locate(step)
         self.codes = torch.where(found.which, int(Ending.EVENT), self.codes)
         self.control.halt(found.which)
         rows = torch.nonzero_static(found.which, size=counts.events)[:, 0]
-        self.observer.end_at(n, step, rows, found.theta[rows])
+        self.observer.end_at(self.first + n, step, rows, found.theta[rows])
         if not counts.inner:
             return 0
         inner = self.observer.count_until(torch.where(found.which, found.t, self.control.t))
@@ -231,7 +255,7 @@ class SampleIntegrator:
             ended_at = torch.where(happened, self.watch.times, ended_at)
             out.event_index = self.watch.index
             rows = (~happened).nonzero()[:, 0]
-        self.observer.finish(len(out.taken), self.y, rows)
+        self.observer.finish(self.first + len(out.taken), self.y, rows)
         out.status = Status(self.codes, ended_at)
 
     def resume(
@@ -240,6 +264,7 @@ class SampleIntegrator:
         """Go on from ``y``, the states reached, with other dynamics and observer; derivatives are evaluated anew."""
         self.f, self.y, self.carry, self.observer = f, y, None, observer
         self.hooks = replace(self.hooks, accepted=accepted)
+        self.first += len(self.out.taken)
         self.out = SampleIntegration(y, ends=[self.control.t], glances=observer.glances)
         self.rejections = torch.zeros_like(self.rejections)
         return self

@@ -10,7 +10,7 @@ from torch import Tensor
 from quadjoint.solver.dynamics import UNSTACKABLE, Dynamics
 from quadjoint.solver.events import EventFunction
 from quadjoint.solver.independent.samples import DOWN, UP, Samples
-from quadjoint.solver.protocols import Step
+from quadjoint.solver.protocols import SampleStep
 
 PARTS = 8  # of a step, at whose ends the signs are compared: two changes in one part are not seen
 ITERATIONS = 100  # far more than bisection needs
@@ -79,7 +79,7 @@ class SampleEvents:
 
     # Whether ----------------------------------------------------------------------------------------------------------
 
-    def detect(self, step: Step) -> Tensor:
+    def detect(self, step: SampleStep) -> Tensor:
         """Which samples have an event in a step, in which those that do not move are at rest."""
         assert step.clock is not None
         t0, t1 = step.clock
@@ -110,7 +110,7 @@ class SampleEvents:
 
     # Where ------------------------------------------------------------------------------------------------------------
 
-    def locate(self, step: Step) -> Found:
+    def locate(self, step: SampleStep) -> Found:
         """The ends of brackets at which the events have happened, on the continuous extension of the step.
 
         Chandrupatla's method (1997), as in `EventWatch`, for all samples at once.
@@ -137,7 +137,7 @@ class SampleEvents:
         theta = torch.where(value_a <= 0.0, a, b)
         return self._settle(step, theta, t0 + theta * (t1 - t0))
 
-    def _before(self, step: Step, theta: Tensor) -> tuple[Tensor, Tensor]:
+    def _before(self, step: SampleStep, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Positive before the event of a sample: the least of the entries that may have it, and which one that is."""
         assert step.clock is not None
         t0, t1 = step.clock
@@ -148,7 +148,7 @@ class SampleEvents:
         least = values.min(1)
         return least.values.to(theta.dtype), least.indices
 
-    def _settle(self, step: Step, theta: Tensor, t: Tensor) -> Found:
+    def _settle(self, step: SampleStep, theta: Tensor, t: Tensor) -> Found:
         self.times = torch.where(self.found, t, self.times)
         self.index = torch.where(self.found, self._before(step, theta)[1], self.index)
         return Found(self.found, theta, t)

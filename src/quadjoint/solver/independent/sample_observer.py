@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quadjoint.solver.independent.samples import Samples
-from quadjoint.solver.protocols import Step
+from quadjoint.solver.protocols import SampleStep, Step
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Glance:
     rows: Tensor | None = None
     theta: Tensor | None = None
 
-    def look(self, step: Step) -> Tensor:
+    def look(self, step: SampleStep) -> Tensor:
         """One row of the batch each, shape (m, *sample)."""
         assert self.rows is not None and self.theta is not None
         return step.scatter_at(self.rows, self.theta)
@@ -42,6 +45,8 @@ class StepObserver:
     belongs to. All is on the device of the state; how many states a step has is read with the rest of its verdict.
     """
 
+    points = None
+
     def __init__(self, samples: Samples) -> None:
         self.samples, (self.batch, self.count) = samples, samples.times.shape
         self.chunks: list[Tensor] = []
@@ -58,6 +63,16 @@ class StepObserver:
     def begin(self, y0: Tensor) -> None:
         self._add(y0, self.every, Glance(0))
 
+    def rest(self, t: Tensor) -> Callable[[], StepObserver]:
+        """Observers of what is still to come; what they collect is arranged together with what was collected before."""
+
+        def fresh() -> StepObserver:
+            out = copy.copy(self)
+            out.chunks, out.glances = [], []
+            return out
+
+        return fresh
+
     def count_until(self, t: Tensor) -> Tensor | None:
         """How many inner times lie before the times ``t`` of the samples; None if there are no such times at all."""
         if self.inner is None:
@@ -66,7 +81,7 @@ class StepObserver:
         self.ahead = torch.searchsorted(self.inner, reached, right=True)[:, 0]
         return (self.ahead - self.passed).sum()
 
-    def collect(self, n: int, step: Step, total: int) -> None:
+    def collect(self, n: int, step: SampleStep, total: int) -> None:
         """Take the ``total`` states that were counted from the ``n``-th step."""
         if total == 0:
             return
@@ -79,11 +94,11 @@ class StepObserver:
         self.take_glance(step, Glance(n, rows, theta), which * self.batch + rows)
         self.passed = self.ahead
 
-    def take_glance(self, step: Step, glance: Glance, positions: Tensor) -> None:
+    def take_glance(self, step: SampleStep, glance: Glance, positions: Tensor) -> None:
         """Add states inside of a step."""
         self._add(glance.look(step), positions, glance)
 
-    def end_at(self, n: int, step: Step, rows: Tensor, theta: Tensor) -> None:
+    def end_at(self, n: int, step: SampleStep, rows: Tensor, theta: Tensor) -> None:
         """Samples that end inside of the ``n``-th step."""
         self.take_glance(step, Glance(n, rows, theta), (self.count - 1) * self.batch + rows)
 
@@ -104,14 +119,13 @@ class StepObserver:
         return torch.cat(chunks) if len(chunks) > 1 else chunks[0].clone()
 
     def arrange(self, values: Tensor) -> Tensor:
-        """All that was collected, shape (K, B, *sample); zeros for times that were not reached."""
-        out = values.new_zeros(self.count * self.batch, *values.shape[1:])
-        out = out.index_copy(0, torch.cat(self.positions), values)
+        """All that was collected, shape (K, B, *sample); the last state of a sample for times that it did not reach."""
+        positions = torch.cat(self.positions)
+        missing = torch.ones(self.count * self.batch, dtype=torch.bool, device=values.device)
+        missing = missing.index_fill_(0, positions, False).reshape(self.count, self.batch, *(1,) * (values.ndim - 1))
+        out = values.new_zeros(self.count * self.batch, *values.shape[1:]).index_copy(0, positions, values)
         out = out.reshape(self.count, self.batch, *values.shape[1:])
-        if self.samples.padded is None:
-            return out
-        padded = self.samples.padded.T.reshape(self.count, self.batch, *(1,) * (values.ndim - 1))
-        return torch.where(padded, out[-1], out)
+        return torch.where(missing, out[-1], out)
 
 
 class GlanceObserver:
@@ -126,12 +140,12 @@ class GlanceObserver:
 
     def begin(self, y0: Tensor) -> None:
         self.y = y0
-        self._pass(0)
+        self._pass(self.glances[0].step if self.glances else 0)
 
     def collect(self, step: Step) -> None:
         n = round(step.t0)
         while len(self.chunks) < len(self.glances) and self._next.step == n and self._next.theta is not None:
-            self.chunks.append(self._next.look(step))
+            self.chunks.append(self._next.look(cast(SampleStep, step)))
         self.y = step.y1
         self._pass(n + 1)
 

@@ -14,11 +14,6 @@ DIRECTIONS = (UP, DOWN, "both")  # in which an event function may change its sig
 ON_FAILURE = ("error", "nan", "stop")
 
 
-def wide(device: torch.device) -> torch.dtype:
-    """The dtype of times: float64, if the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 @dataclass(frozen=True)
 class Samples:
     """Times of every sample, and what ends its solve besides the last of them."""

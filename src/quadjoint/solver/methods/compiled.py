@@ -17,13 +17,13 @@ from torch import Tensor
 
 from quadjoint.autograd import private
 from quadjoint.errors import SolveError, warn_once
+from quadjoint.solver.clocks import LinearMap
 from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep
 from quadjoint.solver.protocols import Clock, Nudge, VectorField
 from quadjoint.solver.remembered import remembered
 from quadjoint.solver.spec import Spec
 from quadjoint.solver.state import rms_norm
-from quadjoint.solver.times import LinearMap
 
 _numbers = itertools.count()
 # On small networks the Python wrapper of a graph costs more than its kernels, hence the C++ one.

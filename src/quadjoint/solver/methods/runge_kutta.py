@@ -18,12 +18,15 @@ from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
 def combine(
     y: Tensor, ks: Sequence[Tensor] | dict[int, Tensor], weights: Sequence[tuple[int, float]], dt: Time
 ) -> Tensor:
-    """y + dt * sum of weights[j] * ks[j]."""
-    if isinstance(dt, Tensor):
-        return y + sum(ks[j] * (w * dt) for j, w in weights)
+    """y + dt * sum of weights[j] * ks[j]; ``dt`` may be a tensor with one length for each sample."""
     if not weights:
         return y
     (j, w), *rest = weights
+    if isinstance(dt, Tensor):
+        out = ks[j] * w
+        for j, w in rest:
+            out.add_(ks[j], alpha=w)
+        return y + out * dt
     if not rest:
         return torch.add(y, ks[j], alpha=w * dt)
     # Summed apart from y, which is then rounded once.
@@ -51,6 +54,7 @@ class RungeKuttaStep:
         "ks",
         "method",
         "nudge",
+        "onward",
         "t0",
         "t1",
         "y0",
@@ -80,6 +84,7 @@ class RungeKuttaStep:
         self.dt, self.nudge, self.clock = dt, nudge, clock
         self.first_shared = first_shared  # k_0 is the last stage of the step before
         self.following: Tensor | None = None  # f(t1, y1), if another than the step itself evaluated it
+        self.onward: Tensor | None = None  # the first stage of the next step, if samples at rest have another one
         self.grad = torch.is_grad_enabled()
 
     @property
@@ -91,7 +96,12 @@ class RungeKuttaStep:
         out = self.ks[j].detach() * (w * dt)
         for j, w in rest:
             out.add_(self.ks[j].detach(), alpha=w * dt)
-        return out
+        return out if self.lengths is None else out.mul_(self.lengths)
+
+    @property
+    def lengths(self) -> Tensor | None:
+        """The length of every sample's own step, shaped to broadcast; such a step has t1 = t0 + 1."""
+        return self.dt if isinstance(self.dt, Tensor) and self.dt.ndim else None
 
     @property
     def next_index(self) -> int | None:
@@ -104,6 +114,8 @@ class RungeKuttaStep:
     @property
     def carry(self) -> Tensor | None:
         """The first stage of the next step, where it is known already."""
+        if self.onward is not None:
+            return self.onward
         if self.nudge[1]:
             return None
         return self.following if self.next_index is None else self.ks[self.next_index]
@@ -185,16 +197,57 @@ class RungeKuttaStep:
     def blend(self, weights: Tensor) -> Tensor:
         """y0 + weights @ stages for a matrix of weights, shape (m, stages)."""
         k = self.stacked().reshape(len(self.ks), self.y0.numel())
-        return (weights @ k).reshape(len(weights), *self.y0.shape) + self.y0
+        out = (weights @ k).reshape(len(weights), *self.y0.shape)
+        return (out if self.lengths is None else out * self.lengths) + self.y0
 
     def scatter(self, rows: Tensor, times: np.ndarray) -> Tensor:
         """The state of sample ``rows[m]`` at ``times[m]``: one row of the batch each, shape (m, *sample)."""
+        theta = self.theta(times)  # type: ignore[arg-type]
+        return self._scatter(rows, self.method.tableau.dense_weights(theta) * (self.t1 - self.t0))
+
+    def scatter_at(self, rows: Tensor, theta: Tensor) -> Tensor:
+        """As ``scatter``, at fractions ``theta`` of the samples' own steps."""
+        return self._scatter(rows, self._weights(theta))
+
+    def spread(self, theta: Tensor) -> Tensor:
+        """The states of all samples at fractions ``theta`` of their own steps, shape (m, *state)."""
         self.complete()
-        weights = self.method.tableau.dense_weights(self.theta(times)) * (self.t1 - self.t0)  # type: ignore[arg-type]
+        return self.blend(self._weights(theta).to(self.y0.dtype))
+
+    def _scatter(self, rows: Tensor, weights: Tensor | np.ndarray) -> Tensor:
+        self.complete()
         w = torch.as_tensor(weights, dtype=self.y0.dtype, device=self.y0.device)
         k = self.stacked()[:, rows].flatten(2)  # (stages, m, features)
         out = torch.einsum("ms,smd->md", w, k).reshape(len(rows), *self.y0.shape[1:])
-        return out + self.y0[rows]
+        return (out if self.lengths is None else out * self.lengths[rows]) + self.y0[rows]
+
+    def _weights(self, theta: Tensor) -> Tensor:
+        """The weights of the stages in units of the step's length, on the device, shape (m, stages)."""
+        dense = torch.tensor(self.method.tableau.dense, dtype=theta.dtype, device=theta.device)
+        powers = theta[:, None].expand(-1, dense.shape[1]).cumprod(1)
+        return powers @ dense.T
+
+    def at_rest(self, moving: Tensor) -> RungeKuttaStep:
+        """The step with the samples that are not ``moving`` left where they were, in a step of length zero."""
+        assert self.clock is not None and self.lengths is not None
+        t0, t1 = self.clock
+        out = RungeKuttaStep(
+            self.method,
+            self.f,
+            t0=self.t0,
+            t1=self.t1,
+            y0=self.y0,
+            y1=torch.where(moving, self.y1, self.y0),
+            ks=self.ks,
+            inputs=self.inputs,
+            dt=torch.where(moving, self.lengths, 0.0),
+            nudge=self.nudge,
+            clock=(t0, torch.where(moving, t1, t0)),
+            first_shared=self.first_shared,
+        )
+        if self.method.fsal:
+            out.onward = torch.where(moving, self.ks[self.method.stages - 1], self.ks[0])
+        return out
 
 
 class RungeKutta(Stepper):
@@ -243,16 +296,17 @@ class RungeKutta(Stepper):
         nudge: Nudge = (0, 0),
         clock: Clock | None = None,
     ) -> RungeKuttaStep:
-        dt: Time = t1 - t0 if clock is None else clock[1] - clock[0]
-        start: Time = t0 if clock is None else clock[0]
-        end: Time = t1 if clock is None else clock[1]
+        start, end = (t0, t1) if clock is None else clock
+        span: Time = end - start
+        # Lengths of each sample's own step are subtracted in the precision of times.
+        dt = span.to(y.dtype.to_real()) if isinstance(span, Tensor) and span.ndim else span
         k = f(start, y, nudge[0]) if carry is None else carry
         ks, inputs = [k], [y]
         for i in range(1, self.stages):
             y_i = combine(y, ks, self.rows[i], dt)
             c = self.nodes[i]
             inputs.append(y_i)
-            ks.append(f(end, y_i, nudge[1]) if c == 1.0 else f(start + c * dt, y_i))
+            ks.append(f(end, y_i, nudge[1]) if c == 1.0 else f(start + c * span, y_i))
         return RungeKuttaStep(
             self,
             f,

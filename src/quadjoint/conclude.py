@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,6 @@ from quadjoint.solver.events import EventWatch
 from quadjoint.solver.independent.endings import Status, unreached
 from quadjoint.solver.independent.loop import SampleIntegration
 from quadjoint.solver.sample_clock import SampleClock
-from quadjoint.solver.state import State
 from quadjoint.solver.stats import Stats
 
 
@@ -23,7 +23,7 @@ class Solved:
     """The result of a solve, and what its continuous solution needs."""
 
     ts: Tensor  # observation times, that of an event last
-    ys: State
+    ys: Any  # packed, then as the user has the state
     stats: Stats
     parts: list[Part]
     flow: Flow
@@ -44,7 +44,7 @@ def conclude(arranged: Arranged, task: Task, out: Outcome, flow: Flow, *, in_tim
         found = replace(found, interval=arranged.spec.interval)
         if arranged.spec.event is not None:
             found = _event(found, arranged, task, out.run.event_time)
-            in_times = in_times or _depends(found.event_time)
+            in_times = in_times or (found.event_time is not None and found.event_time.requires_grad)
         if flow.per_sample:
             ends = arranged.t.detach()[:, [0, -1]].to("cpu", torch.float64).numpy()
             found = replace(found, clock=SampleClock(ends.T, ends[:, -1]))
@@ -52,10 +52,6 @@ def conclude(arranged: Arranged, task: Task, out: Outcome, flow: Flow, *, in_tim
             t = found.ts.T if flow.per_sample else found.ts
             found = replace(found, ys=shift(flow, found.ys, t, params=task.params))
     return replace(found, ys=arranged.layout.unpack(found.ys, leading=1))
-
-
-def _depends(t: Tensor | None) -> bool:
-    return t is not None and t.requires_grad
 
 
 def _event(found: Solved, arranged: Arranged, task: Task, event_time: float | None) -> Solved:
@@ -83,7 +79,7 @@ def _end_of_samples(found: Solved, arranged: Arranged, task: Task, run: SampleIn
         t = torch.cat([t[:, :-1], event[:, None]], dim=1)
     if in_times:
         ys = shift(found.flow, ys, t.T, params=task.params)
-    elif _depends(event):
+    elif event is not None and event.requires_grad:
         ys = torch.cat([ys[:-1], shift(found.flow, ys[-1:], event[None], params=task.params)])
     if ended_early:
         lost = unreached(samples.times, samples.sign, status.t)

@@ -78,7 +78,7 @@ class Direct(Gradient):
     def _go_on(self, task: Task, paused: Integrator | SampleIntegrator) -> Outcome:
         """Differentiate the rest of a solve by its transpose."""
         assert self.memory_limit is not None
-        rest = paused.observer.rest(paused.t)
+        rest: Any = paused.rest()
         task = replace(task, spec=replace(task.spec, make_observer=rest))
         how = DiscreteAdjoint(memory_limit=self.memory_limit // 2)
 

@@ -62,11 +62,14 @@ class PIDController:
         for exponent, error in zip(before, history, strict=True):
             if exponent != 0.0:
                 factor = factor * error**exponent
-        if self.shrink:
-            return factor
-        if isinstance(factor, Tensor):
-            return torch.maximum(factor, ratio < 1.0)
-        return factor if ratio >= 1.0 else max(factor, 1.0)
+        return factor if self.shrink else _at_least_one(factor, ratio)
+
+
+def _at_least_one(factor: Any, ratio: Any) -> Any:
+    """The factor, which does not shorten a step that was good enough."""
+    if isinstance(factor, Tensor):
+        return torch.maximum(factor, ratio < 1.0)
+    return factor if ratio >= 1.0 else max(factor, 1.0)
 
 
 class Gustafsson(PIDController):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +21,11 @@ Jumps = dict[float, Callable[[Tensor], Tensor]]
 
 @dataclass
 class Hooks:
-    """What is called on the way: before a step, after it was accepted or rejected."""
+    """What is called on the way with (t, y, dt): before a step, after it was accepted or rejected."""
 
-    on_step: Callable[[float, Tensor, float], None] | None = None
-    on_accept: Callable[[float, Tensor, float], None] | None = None
-    on_reject: Callable[[float, Tensor, float], None] | None = None
+    on_step: Callable[[Any, Tensor, Any], None] | None = None
+    on_accept: Callable[[Any, Tensor, Any], None] | None = None
+    on_reject: Callable[[Any, Tensor, Any], None] | None = None
     accepted: Callable[[Step], None] | None = None  # receives the accepted step itself
 
 
@@ -156,6 +157,10 @@ class Integrator:
         if self.t == stop:
             self.stops.pop()
             self.finished = self.finished or not self.stops
+
+    def rest(self) -> Callable[[], Observer | SampleObserver]:
+        """Observers of what is still to come."""
+        return self.observer.rest(self.t)
 
     def resume(
         self, y: Tensor, f: VectorField, *, accepted: Callable[[Step], None], observer: Observer | SampleObserver

@@ -85,7 +85,8 @@ class SampleIntegrator:
     ) -> None:
         self.f, self.stepper, self.control, self.observer = f, stepper, control, observer
         self.watch, self.hooks, self.keep = watch, hooks or Hooks(), keep
-        self.samples, self.y, self.carry = control.samples, y0, None
+        self.samples, self.y = control.samples, y0
+        self.carry: Tensor | None = None
         self.out = SampleIntegration(y0, ends=[control.t], glances=observer.glances)
         self.codes = no_failures(len(self.samples), y0.device)
         self.rejections = torch.zeros_like(self.codes)
@@ -98,8 +99,8 @@ class SampleIntegrator:
 
     def _begin(self) -> None:
         """Evaluate f at the initial states; samples for which it is not finite there cannot be solved."""
-        self.carry = self.control.start(self.f, self.y)
-        bad = ~torch.isfinite(self.carry.detach()).flatten(1).all(1)
+        self.carry = slope = self.control.start(self.f, self.y)
+        bad = ~torch.isfinite(slope.detach()).reshape(len(slope), -1).all(1)
         still = self.control.t == self.control.end
         bad_count, self.done = torch.stack([bad, bad | still]).sum(1).tolist()
         if bad_count:
@@ -108,11 +109,6 @@ class SampleIntegrator:
             self.y, self.carry = self.out.startable(self.y), None
         if self.done == len(self.codes):
             self._finish()
-
-    @property
-    def t(self) -> Tensor:
-        """The time of each sample, shape (B,)."""
-        return self.control.t
 
     def run(self, paused: Callable[[], bool] | None = None) -> SampleIntegration:
         """Take steps until every sample has ended, or until ``paused`` says so after one that moved a sample."""
@@ -166,7 +162,8 @@ class SampleIntegrator:
             inner = self.observer.count_until(torch.where(verdict.accepted, t1, t0))
         numbers = (counts if inner is None else torch.cat([counts, inner[None]])).tolist()
         events = numbers[4] if self.watch is not None else 0
-        return _Counts(*numbers[:4], events=events, inner=0 if inner is None else numbers[-1])
+        accepted, ended, bad, stuck = numbers[:4]
+        return _Counts(accepted, ended, bad, stuck, events, 0 if inner is None else numbers[-1])
 
     def _resolved(self, step: SampleStep, verdict: Verdict, counts: _Counts) -> SampleStep:
         """The step with the samples whose step was rejected at rest."""
@@ -257,6 +254,10 @@ class SampleIntegrator:
             rows = (~happened).nonzero()[:, 0]
         self.observer.finish(self.first + len(out.taken), self.y, rows)
         out.status = Status(self.codes, ended_at)
+
+    def rest(self) -> Callable[[], StepObserver]:
+        """Observers of what is still to come."""
+        return self.observer.rest()
 
     def resume(
         self, y: Tensor, f: VectorField, *, accepted: Callable[[Step], None], observer: StepObserver

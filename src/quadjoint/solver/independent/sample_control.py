@@ -38,18 +38,18 @@ class SampleControl:
         self.t, self.end = samples.times[:, 0], samples.times[:, -1]
         self.h = torch.zeros_like(self.t)  # signed
         self.eps = torch.finfo(self.t.dtype).eps
-        self.remembers = not settings.controller.memoryless
+        self.remembers = not getattr(settings.controller, "memoryless", False)
         self.history = (torch.ones_like(self.t), torch.ones_like(self.t))
         self.limited = settings.min_step > 0.0 or settings.max_step < math.inf
 
     # The first step ---------------------------------------------------------------------------------------------------
 
-    def start(self, f: VectorField, y0: Tensor) -> Tensor | None:
-        """Choose the first step sizes; returns f(t0, y0), if the search evaluated it."""
+    def start(self, f: VectorField, y0: Tensor) -> Tensor:
+        """Choose the first step sizes; returns f(t0, y0)."""
+        f0 = f(self.samples.start, y0)
         if self.settings.first_step is not None:
             self.h = self.samples.sign * abs(self.settings.first_step)
-            return None
-        f0 = f(self.samples.start, y0)
+            return f0
         with torch.no_grad():
             self.h = self.samples.sign * self._search(f, y0.detach(), f0.detach())
         return f0

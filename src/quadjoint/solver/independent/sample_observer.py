@@ -63,7 +63,7 @@ class StepObserver:
     def begin(self, y0: Tensor) -> None:
         self._add(y0, self.every, Glance(0))
 
-    def rest(self, t: Tensor) -> Callable[[], StepObserver]:
+    def rest(self) -> Callable[[], StepObserver]:
         """Observers of what is still to come; what they collect is arranged together with what was collected before."""
 
         def fresh() -> StepObserver:

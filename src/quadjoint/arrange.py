@@ -26,7 +26,7 @@ from quadjoint.solver.integrate import Hooks
 from quadjoint.solver.methods.catalogue import make_solver
 from quadjoint.solver.methods.compiled import with_compiled_steps
 from quadjoint.solver.observe import Observer, SampleObserver
-from quadjoint.solver.progress import bar
+from quadjoint.solver.progress import bar, sample_bar
 from quadjoint.solver.spec import InitialValue, Method, Spec
 from quadjoint.solver.state import Layout, State
 from quadjoint.solver.times import check_times, fill_padding, fractions, sample_options
@@ -85,26 +85,42 @@ def arrange(
     tolerance = float(options.pop("event_tol", EVENT_TOLERANCE))
     if not tolerance > 0.0:
         raise ValueError(f"options['event_tol'] must be positive; got {tolerance}.")
+    horizon = options.pop("horizon", None)
+    if horizon is not None and (independent or event_fn is None):
+        why = "the last of the times t is the horizon of each sample" if independent else "it needs an event_fn"
+        raise ValueError(f"options['horizon'] ends a solve in which steps are shared and no event comes; {why}.")
     if independent:
         clock = _own_steps(f, y, t, layout, method=method, options=options, events=event_fn is not None)
     elif values.ndim == 2:
         clock = _own_times(f, y, t, layout, method=method, options=options, event_fn=event_fn)
     else:
         refuse_batch_options(options)
+        if event_fn is not None:
+            t = _until(t, horizon)
         clock = _common_times(f, y, t, layout, exact=exact_clock and event_fn is None)
-        if event_fn is not None and len(values) != 2:
-            raise ValueError(
-                f"With event_fn, t holds the initial time and one later for the direction; got {len(values)} times."
-            )
-    problem = InitialValue(f, y, clock.solver_t, layout, open_end=event_fn is not None)
+    open_end = event_fn is not None and horizon is None and not independent
+    problem = InitialValue(f, y, clock.solver_t, layout, open_end=open_end)
     solver = make_solver(method, options if clock.options is None else clock.options, problem, rtol=rtol, atol=atol)
     if solver.grid is None:
         _remark_on_precision(rtol, atol, y)
     if clock.samples is not None:
         solver = solver.with_settings(norm=sample_norm(options.get("norm"), layout))
     event = None if event_fn is None else lambda s, state: event_fn(s, layout.unpack(state))
-    hooks = _hooks(f, layout, problem.times if progress else None)
-    spec = Spec(clock.dynamics, solver, clock.make_observer, event, tolerance, hooks, dense, clock.samples)
+    hooks = _hooks(f, layout)
+    if progress:
+        shown = bar(problem.times, hooks.on_accept) if clock.samples is None else None
+        hooks = replace(hooks, on_accept=shown or sample_bar(clock.t.detach(), hooks.on_accept))
+    spec = Spec(
+        clock.dynamics,
+        solver,
+        clock.make_observer,
+        event,
+        tolerance,
+        hooks,
+        dense=dense,
+        open_end=open_end,
+        samples=clock.samples,
+    )
     return Arranged(with_compiled_steps(spec) if compile else spec, y, clock.t, layout)
 
 
@@ -169,6 +185,20 @@ def _own_steps(
     return _Clock(t, dynamics, lambda: StepObserver(samples), _UNIT, options, samples)
 
 
+def _until(t: Tensor, horizon: Any) -> Tensor:
+    """The initial time and the last one of a solve with an event; without a horizon that says the direction alone."""
+    if len(t) != 2:
+        raise ValueError(
+            f"With event_fn, t holds the initial time and one later for the direction; got {len(t)} times."
+        )
+    if horizon is None:
+        return t
+    last = torch.as_tensor(horizon).detach().to(t).reshape(())
+    if not bool((last - t[0]) * (t[1] - t[0]) > 0.0):
+        raise ValueError(f"options['horizon'] must lie past t[0] in the direction of t[1]; got {float(last):.6g}.")
+    return torch.stack([t[0], last])
+
+
 def _check_state(y0: Any) -> None:
     parts = (y0,) if isinstance(y0, Tensor) else y0
     if not isinstance(parts, tuple) or not parts:
@@ -230,16 +260,19 @@ def _remark_on_precision(rtol: Any, atol: Any, y: Tensor) -> None:
         )
 
 
-def _hooks(f: Callable[..., Any], layout: Layout, bar_over: list[float] | None) -> Hooks:
-    """Callbacks are attributes of f, as in torchdiffeq; they receive (t0, y0, dt) with dt the step's length."""
+def _hooks(f: Callable[..., Any], layout: Layout) -> Hooks:
+    """Callbacks are attributes of f, as in torchdiffeq; they receive (t0, y0, dt) with dt the step's length.
+
+    If samples take steps of their own, t0 and dt have one number for each; after a step, dt is zero for those that were
+    not accepted, or not rejected.
+    """
 
     def adapt(callback: Any) -> Any:
         if callback is None:
             return None
         return lambda t, y, dt: callback(
-            torch.tensor(t, dtype=torch.float64), layout.unpack(y), torch.tensor(abs(dt), dtype=torch.float64)
+            torch.as_tensor(t, dtype=torch.float64), layout.unpack(y), torch.as_tensor(abs(dt), dtype=torch.float64)
         )
 
     names = ("callback_step", "callback_accept_step", "callback_reject_step")
-    hooks = Hooks(*(adapt(getattr(f, name, None)) for name in names))
-    return hooks if bar_over is None else replace(hooks, on_accept=bar(bar_over, hooks.on_accept))
+    return Hooks(*(adapt(getattr(f, name, None)) for name in names))

@@ -11,8 +11,7 @@ from torch import Tensor
 from quadjoint.arrange import Arranged
 from quadjoint.gradient.base import Outcome, Part, Task
 from quadjoint.gradient.flow import Crossing, Flow, shift
-from quadjoint.solver.events import EventWatch
-from quadjoint.solver.independent.endings import Status, unreached
+from quadjoint.solver.independent.endings import Ending, Status, unreached
 from quadjoint.solver.independent.loop import SampleIntegration
 from quadjoint.solver.sample_clock import SampleClock
 from quadjoint.solver.stats import Stats
@@ -55,14 +54,20 @@ def conclude(arranged: Arranged, task: Task, out: Outcome, flow: Flow, *, in_tim
 
 
 def _event(found: Solved, arranged: Arranged, task: Task, event_time: float | None) -> Solved:
-    """The event that ended a solve with steps that the batch shares."""
+    """The event that ended a solve with steps that the batch shares, or the horizon."""
     spec, t, ys = arranged.spec, arranged.t, found.ys
-    assert spec.event is not None and event_time is not None
-    start, _ = spec.interval
-    watch = EventWatch(spec.event, spec.f, start, arranged.y0, tolerance=spec.event_tolerance)
-    here = torch.full((), event_time, dtype=spec.f.time_dtype, device=ys.device)
-    event = Crossing(watch.least, found.flow, task.params).time(here, ys[-1]).to(t)
-    return replace(found, ts=torch.stack([t[0], event]), event_time=event, interval=(start, event_time))
+    assert spec.event is not None
+    start, end = spec.interval
+    if event_time is None:
+        event, ending = torch.tensor(end).to(t), Ending.LAST_TIME
+    else:
+        end, ending = event_time, Ending.EVENT
+        watch = spec.watch_event(spec.event, arranged.y0)
+        here = torch.full((), end, dtype=spec.f.time_dtype, device=ys.device)
+        event = Crossing(watch.least, found.flow, task.params).time(here, ys[-1]).to(t)
+        found = replace(found, event_index=watch.entry(here, ys[-1]))
+    status = Status(torch.tensor(int(ending)), torch.tensor(end, dtype=torch.float64))
+    return replace(found, ts=torch.stack([t[0], event]), event_time=event, interval=(start, end), status=status)
 
 
 def _end_of_samples(found: Solved, arranged: Arranged, task: Task, run: SampleIntegration, *, in_times: bool) -> Solved:

@@ -92,7 +92,8 @@ class Integrator:
         towards = self.t_end
         if watch is not None:
             assert isinstance(observer, Observer)
-            self.t_end = math.copysign(math.inf, towards - self.t)  # where the event is remains to be seen
+            if watch.open_end:
+                self.t_end = math.copysign(math.inf, towards - self.t)  # where the event is remains to be seen
             observer.times[-1] = self.t_end
         self.stops = _stops(self.t, self.t_end, control, self.jumps)
         self.discontinuities = set(control.settings.jump_t)
@@ -129,7 +130,7 @@ class Integrator:
             self.carry = self.carry if step.retry is None else step.retry
         count = self.out.accepted_steps + self.out.rejected_steps
         if not self.finished and count >= control.settings.max_num_steps:
-            raise _too_many(control, self.t, self.t_end, step)
+            raise _too_many(self, step) if self.watch is None else _no_event(self, self.watch)
         return good
 
     def _accept(self, step: Step, stop: float, nudge: Nudge) -> None:
@@ -198,11 +199,20 @@ def retrace(
     return out
 
 
-def _too_many(control: Control, t: float, t_end: float, step: Step) -> TooManyStepsError:
+def _too_many(solve: Integrator, step: Step) -> TooManyStepsError:
     return TooManyStepsError(
-        f"{control.settings.max_num_steps} steps were not enough: the solve got to t = {t:.6g} of {t_end:.6g} "
-        f"with step size {abs(step.t1 - step.t0):.3g}. Raise options['max_num_steps'], loosen the tolerances, "
-        "or, if the problem is stiff, use method='scipy_solver' with options={'solver': 'LSODA'}."
+        f"{solve.control.settings.max_num_steps} steps were not enough: the solve got to t = {solve.t:.6g} of "
+        f"{solve.t_end:.6g} with step size {abs(step.t1 - step.t0):.3g}. Raise options['max_num_steps'], loosen the "
+        "tolerances, or, if the problem is stiff, use method='scipy_solver' with options={'solver': 'LSODA'}."
+    )
+
+
+def _no_event(solve: Integrator, watch: EventWatch) -> TooManyStepsError:
+    return TooManyStepsError(
+        f"The event did not come within {solve.control.settings.max_num_steps} steps, up to t = {solve.t:.6g}: there, "
+        f"event_fn times its sign at the initial time is {watch.value(solve.t, solve.y):.3g} (it would be negative after "
+        "the event). Check that event_fn changes its sign, end the solve with options={'horizon': ...}, or raise "
+        "options['max_num_steps']."
     )
 
 

@@ -90,6 +90,7 @@ class Spec:
     event_tolerance: float = 1e-9
     hooks: Hooks = field(default_factory=Hooks)
     dense: bool = False  # keep the steps for the continuous solution
+    open_end: bool = True  # a solve with an event goes on until it comes
     samples: Samples | None = None  # of a batch in which every sample takes steps of its own
 
     @property
@@ -128,7 +129,7 @@ class Spec:
         assert not isinstance(observer, StepObserver)
         watch = None
         if self.event is not None:
-            watch = EventWatch(self.event, self.f, observer.interval[0], y0, tolerance=self.event_tolerance)
+            watch = self.watch_event(self.event, y0)
         return Integrator(
             self.f if f is None else f,
             y0,
@@ -139,6 +140,11 @@ class Spec:
             hooks=replace(self.hooks, accepted=accepted),
             keep=self.dense,
         )
+
+    def watch_event(self, event: EventFunction, y0: Tensor) -> EventWatch:
+        """What looks for the event, for steps that the batch shares."""
+        start, _ = self.interval
+        return EventWatch(event, self.f, start, y0, tolerance=self.event_tolerance, open_end=self.open_end)
 
     def _begin_samples(
         self, samples: Samples, y0: Tensor, f: VectorField, accepted: Callable[[Step], None] | None

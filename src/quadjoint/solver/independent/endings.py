@@ -24,7 +24,7 @@ class Ending(IntEnum):
 REASONS = {
     Ending.STEP_TOO_SMALL: "the step size fell below the resolution of time",
     Ending.NOT_FINITE: "the dynamics are not finite there",
-    Ending.TOO_MANY_STEPS: "the steps ran out",
+    Ending.TOO_MANY_STEPS: "max_num_steps were not enough",
 }
 ERRORS: dict[Ending, type[SolveError]] = {
     Ending.STEP_TOO_SMALL: StepSizeUnderflowError,
@@ -45,6 +45,8 @@ SHOWN = 5  # samples that a message names
 class Status:
     """How the solves of a batch ended: of every sample the reason, an `Ending`, and the time that it reached.
 
+    Of a solve with an event and steps that the batch shares, both are of the whole batch.
+
     >>> import torch, quadjoint as qj
     >>> t = torch.tensor([0.0, 2.0])
     >>> y0 = torch.tensor([[1.0], [0.25]])  # of which the first blows up at t = 1
@@ -55,8 +57,8 @@ class Status:
     ('STEP_TOO_SMALL', 1.0)
     """
 
-    codes: Tensor  # (B,), values of Ending
-    t: Tensor  # (B,), the time reached: the last one, that of the event, or where the solve failed
+    codes: Tensor  # (B,) or (), values of Ending
+    t: Tensor  # (B,) or (), the time reached: the last one, that of the event, or where the solve failed
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -75,7 +77,7 @@ class Status:
         return self.codes == Ending.EVENT
 
     def __str__(self) -> str:
-        codes = self.codes.tolist()
+        codes = self.codes.reshape(-1).tolist()
         counts = {ending: codes.count(ending) for ending in Ending}
         return ", ".join(f"{ending.name}: {count}" for ending, count in counts.items() if count)
 
@@ -86,7 +88,7 @@ def failure(codes: Tensor, t: Tensor, h: Tensor) -> SolveError:
     reasons = [Ending(code) for code in codes[where].tolist()]
     times, lengths = t[where].tolist(), h[where].abs().tolist()
     named = [
-        f"sample {b} at t = {at:.9g} (step size {length:.3g}): {REASONS[reason]}"
+        f"sample {b} at t = {at:.9g}{f' (step size {length:.3g})' if length > 0.0 else ''}: {REASONS[reason]}"
         for b, at, length, reason in list(zip(where, times, lengths, reasons, strict=True))[:SHOWN]
     ]
     more = f"; and {len(where) - SHOWN} more" if len(where) > SHOWN else ""

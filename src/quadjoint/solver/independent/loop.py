@@ -85,9 +85,9 @@ class SampleIntegrator:
     ) -> None:
         self.f, self.stepper, self.control, self.observer = f, stepper, control, observer
         self.watch, self.hooks, self.keep = watch, hooks or Hooks(), keep
-        self.samples, self.y = control.samples, y0
+        self.samples, self.y, self.y0 = control.samples, y0, y0
         self.carry: Tensor | None = None
-        self.out = SampleIntegration(y0, ends=[control.t], glances=observer.glances)
+        self.out = SampleIntegration(y0, ends=[control.time], glances=observer.glances)
         self.codes = no_failures(len(self.samples), y0.device)
         self.rejections = torch.zeros_like(self.codes)
         self.attempts = self.done = 0  # samples that have ended
@@ -121,11 +121,10 @@ class SampleIntegrator:
 
     def _attempt(self) -> bool:
         """One step of every sample; whether any was accepted."""
-        control, n, t0 = self.control, len(self.out.taken), self.control.t
-        t1 = control.propose()
-        clock = (self.samples.shaped(t0), self.samples.shaped(t1))
+        control, n, t0, t1 = self.control, len(self.out.taken), self.control.t, self.control.propose()
+        clock = self._clock(t0, t1)
         if self.hooks.on_step:
-            self.hooks.on_step(t0, self.y, t1 - t0)
+            self.hooks.on_step(control.time, self.y, t1 - t0)
         step = self._step(n, clock)
         verdict = control.judge(step, t1)
         if self.watch is not None:
@@ -137,7 +136,7 @@ class SampleIntegrator:
         if rejected:
             self.rejections = self.rejections + ~verdict.accepted
             if self.hooks.on_reject:
-                self.hooks.on_reject(t0, self.y, torch.where(verdict.accepted, 0.0, t1 - t0))
+                self.hooks.on_reject(control.time, self.y, torch.where(verdict.accepted, 0.0, t1 - t0))
         moved = counts.accepted > self.done
         before, self.done = self.done, counts.ended
         if not moved:
@@ -146,6 +145,10 @@ class SampleIntegrator:
             self._accept(self._resolved(step, verdict, counts), counts)
         self._check(verdict, counts, before)
         return moved
+
+    def _clock(self, t0: Tensor, t1: Tensor) -> Clock:
+        """The ends of the samples' steps, shaped to broadcast against the state."""
+        return self.samples.shaped(self.samples.forwards(t0)), self.samples.shaped(self.samples.forwards(t1))
 
     def _step(self, n: int, clock: Clock) -> SampleStep:
         t0 = float(self.first + n)
@@ -183,15 +186,15 @@ class SampleIntegrator:
 
     def _accept(self, step: SampleStep, counts: _Counts) -> None:
         assert step.clock is not None
-        out, n, t0 = self.out, len(self.out.taken), self.control.t
-        t1 = step.clock[1].reshape(-1)
+        out, n, end = self.out, len(self.out.taken), step.clock[1].reshape(-1)
+        t1 = self.samples.forwards(end)
         if self.hooks.on_accept:
-            self.hooks.on_accept(t0, self.y, t1 - t0)
+            self.hooks.on_accept(self.control.time, self.y, t1 - self.control.t)
         out.taken.append(Taken(step.t0, step.t1, (0, 0)))
-        out.ends.append(t1)
+        out.ends.append(end)
         if self.keep:
             out.steps.append(step)
-        self.control.advance(t1)
+        self.control.t = t1
         inner = counts.inner
         if counts.events:
             inner = self._end_at_events(n, step, counts)
@@ -212,7 +215,8 @@ class SampleIntegrator:
         self.observer.end_at(self.first + n, step, rows, found.theta[rows])
         if not counts.inner:
             return 0
-        inner = self.observer.count_until(torch.where(found.which, found.t, self.control.t))
+        reached = torch.where(found.which, self.samples.forwards(found.t), self.control.t)
+        inner = self.observer.count_until(reached)
         return 0 if inner is None else int(inner)
 
     def _check(self, verdict: Verdict, counts: _Counts, before: int) -> None:
@@ -221,7 +225,7 @@ class SampleIntegrator:
             return
         control = self.control
         if counts.stuck > before or counts.bad:
-            size, left = control.h.abs(), (control.end - control.t).abs()
+            size, left = control.h, control.end - control.t
             going = left > 0.0
             tiny = going & (size < 1e-13 * control.t.abs().clamp(min=1.0))
             short = going & (size < 10 * control.eps * control.t.abs()) & (left > 1.01 * size)
@@ -239,19 +243,21 @@ class SampleIntegrator:
             return
         self.codes = torch.where(which, int(why), self.codes)
         if self.samples.on_failure == "error":
-            raise failure(self.codes, self.control.t, self.control.h)
+            raise failure(self.codes, self.control.time, self.control.h)
         self.control.halt(which)
         if self.attempts:
             self.done += count
 
     def _finish(self) -> None:
         self.finished, out = True, self.out
-        ended_at, rows = self.control.t, None
+        ended_at, rows = self.control.time, None
         if self.watch is not None:
             happened = self.codes == Ending.EVENT
             ended_at = torch.where(happened, self.watch.times, ended_at)
             out.event_index = self.watch.index
             rows = (~happened).nonzero()[:, 0]
+        if out.lame is not None:
+            self.y = torch.where(self.samples.shaped(out.lame), self.y0, self.y)
         self.observer.finish(self.first + len(out.taken), self.y, rows)
         out.status = Status(self.codes, ended_at)
 
@@ -266,6 +272,6 @@ class SampleIntegrator:
         self.f, self.y, self.carry, self.observer = f, y, None, observer
         self.hooks = replace(self.hooks, accepted=accepted)
         self.first += len(self.out.taken)
-        self.out = SampleIntegration(y, ends=[self.control.t], glances=observer.glances)
+        self.out = SampleIntegration(y, ends=[self.control.time], glances=observer.glances)
         self.rejections = torch.zeros_like(self.rejections)
         return self

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quadjoint.solver.control import StepSettings
 from quadjoint.solver.independent.samples import Samples
-from quadjoint.solver.protocols import Step, VectorField
+from quadjoint.solver.protocols import SampleStep, VectorField
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,15 @@ class Verdict:
 class SampleControl:
     """Accepts the step of a sample if its error is within tolerance, and chooses its next step size.
 
-    A sample that has ended goes on with steps of length zero, which change nothing: its ``end`` is its time.
+    The clocks ``t`` of all samples run forwards. A sample that has ended goes on with steps of length zero, which
+    change nothing: its ``end`` is its time.
     """
 
     def __init__(self, settings: StepSettings, order: int, samples: Samples) -> None:
         self.settings, self.order, self.samples = settings, order, samples
-        self.t, self.end = samples.times[:, 0], samples.times[:, -1]
-        self.h = torch.zeros_like(self.t)  # signed
+        self.t, self.end = (samples.forwards(t) for t in (samples.times[:, 0], samples.times[:, -1]))
+        self.h = torch.zeros_like(self.t)
+        self.beyond = torch.zeros_like(self.t, dtype=torch.bool)  # samples whose step does not reach the end
         self.eps = torch.finfo(self.t.dtype).eps
         self.remembers = not getattr(settings.controller, "memoryless", False)
         self.history = (torch.ones_like(self.t), torch.ones_like(self.t))
@@ -48,19 +50,19 @@ class SampleControl:
         """Choose the first step sizes; returns f(t0, y0)."""
         f0 = f(self.samples.start, y0)
         if self.settings.first_step is not None:
-            self.h = self.samples.sign * abs(self.settings.first_step)
+            self.h = torch.full_like(self.t, abs(self.settings.first_step))
             return f0
         with torch.no_grad():
-            self.h = self.samples.sign * self._search(f, y0.detach(), f0.detach())
+            self.h = self._search(f, y0.detach(), f0.detach())
         return f0
 
     def _search(self, f: VectorField, y0: Tensor, f0: Tensor) -> Tensor:
         """Hairer, Norsett and Wanner, section II.4: from the sizes of y, f and a difference of f."""
-        span, shaped = (self.end - self.t).abs(), self.samples.shaped
+        span, shaped = self.end - self.t, self.samples.shaped
         scale = y0.abs() * self.settings.rtol + self.settings.atol
         d0, d1 = self._norm(y0 / scale), self._norm(f0 / scale)
         h0 = torch.where((d0 < 1e-5) | (d1 < 1e-5), 1e-6, 0.01 * d0 / d1).minimum(span)
-        dt = shaped(self.samples.sign * h0)
+        dt = shaped(self.samples.forwards(h0))
         f1 = f(self.samples.start + dt, y0 + dt.to(scale.dtype) * f0)
         d2 = self._norm((f1 - f0) / scale) / h0
         still = (d1 <= 1e-15) & (d2 <= 1e-15)
@@ -78,33 +80,27 @@ class SampleControl:
     def propose(self) -> Tensor:
         """The ends of the next steps: at most the last times, never leaving a sliver before them."""
         if self.limited:
-            size = self.h.abs().clamp(self.settings.min_step, self.settings.max_step)
-            self.h = torch.copysign(size, self.samples.sign)
-        beyond = (self.end - self.t) / self.h > 1.01  # not so for 0 / 0, samples that have ended
-        return torch.where(beyond, self.t + self.h, self.end)
+            self.h = self.h.clamp(self.settings.min_step, self.settings.max_step)
+        self.beyond = torch.add(self.t, self.h, alpha=1.01) < self.end
+        return torch.where(self.beyond, self.t + self.h, self.end)
 
-    def judge(self, step: Step, t1: Tensor) -> Verdict:
+    def judge(self, step: SampleStep, t1: Tensor) -> Verdict:
         """Which samples are accepted; the next step sizes of all."""
-        s, dt = self.settings, t1 - self.t
-        ratio = self._ratio(step, dt)
-        accepted = ratio <= 1.0
-        if s.min_step > 0.0:
-            accepted = accepted | (dt.abs() <= s.min_step)
-        factor = self._factor(ratio, accepted)
-        self.h = dt * factor
+        dt, ratio = t1 - self.t, self._ratio(step)
+        accepted = (ratio <= 1.0) | (dt <= self.settings.min_step)  # also steps of length zero
+        self.h = dt * self._factor(ratio, accepted)
         if self.remembers:
             self._remember(ratio, accepted)
-        ended = accepted & (t1 == self.end)
-        stuck = self.t + 0.1 * self.h == self.t
-        return Verdict(accepted, ended, ratio == math.inf, stuck)
+        stuck = torch.add(self.t, self.h, alpha=0.1) == self.t
+        return Verdict(accepted, accepted > self.beyond, ratio == math.inf, stuck)
 
-    def _ratio(self, step: Step, dt: Tensor) -> Tensor:
+    def _ratio(self, step: SampleStep) -> Tensor:
         """The errors in units of the tolerance; infinite if they are not finite."""
         with torch.no_grad():
             error = step.error
             assert error is not None
             scale = torch.maximum(step.y0.abs(), step.y1.abs()).mul_(self.settings.rtol).add_(self.settings.atol)
-            return self._norm(error.div_(scale)).nan_to_num_(nan=math.inf)
+            return self.settings.norm(error.div_(scale)).nan_to_num_(nan=math.inf, posinf=math.inf)
 
     def _factor(self, ratio: Tensor, accepted: Tensor) -> Tensor:
         s = self.settings
@@ -120,9 +116,10 @@ class SampleControl:
             torch.where(accepted, last, before),
         )
 
-    def advance(self, t: Tensor) -> None:
-        """Go on from the times ``t``."""
-        self.t = t
+    @property
+    def time(self) -> Tensor:
+        """The time of each sample."""
+        return self.samples.forwards(self.t)
 
     def halt(self, which: Tensor) -> None:
         """Let samples end where they are."""

@@ -74,11 +74,10 @@ class StepObserver:
         return fresh
 
     def count_until(self, t: Tensor) -> Tensor | None:
-        """How many inner times lie before the times ``t`` of the samples; None if there are no such times at all."""
+        """How many inner times lie before ``t`` on clocks that run forwards; None if there are no such times at all."""
         if self.inner is None:
             return None
-        reached = (t * self.samples.sign)[:, None]
-        self.ahead = torch.searchsorted(self.inner, reached, right=True)[:, 0]
+        self.ahead = torch.searchsorted(self.inner, t[:, None], right=True)[:, 0]
         return (self.ahead - self.passed).sum()
 
     def collect(self, n: int, step: SampleStep, total: int) -> None:

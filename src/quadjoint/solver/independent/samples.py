@@ -20,6 +20,7 @@ class Samples:
 
     times: Tensor  # (B, K) in wide precision on the state's device, padding filled with the last time of a row
     ndim: int  # dimensions of the state
+    backwards: bool = False  # whether any sample is solved backwards in time
     padded: Tensor | None = None  # (B, K), which of the times are padding; None if none is
     on_failure: str = "error"
     event_direction: str = "both"
@@ -31,6 +32,10 @@ class Samples:
     def sign(self) -> Tensor:
         """One for samples that are solved forwards in time, minus one for the others, shape (B,)."""
         return torch.where(self.times[:, -1] < self.times[:, 0], -1.0, 1.0).to(self.times)
+
+    def forwards(self, t: Tensor) -> Tensor:
+        """Times (B,) on clocks that run forwards: negated for samples that are solved backwards in time, and back."""
+        return t * self.sign if self.backwards else t
 
     @cached_property
     def start(self) -> Tensor:

@@ -36,7 +36,8 @@ def make_samples(
     """``t`` are the times with padding filled, ``values`` with NaN as padding, both (B, K)."""
     padded = torch.as_tensor(np.isnan(values), device=y.device) if np.isnan(values).any() else None
     times = t.detach().to(y.device, wide(y.device)).contiguous()
-    return Samples(times, y.ndim, padded, on_failure, event_direction)
+    backwards = bool((t.detach()[:, -1] < t.detach()[:, 0]).any())
+    return Samples(times, y.ndim, backwards, padded, on_failure, event_direction)
 
 
 def take_options(method: Method, options: dict[str, Any], *, events: bool) -> tuple[dict[str, Any], dict[str, str]]:

@@ -23,10 +23,12 @@ def combine(
         return y
     (j, w), *rest = weights
     if isinstance(dt, Tensor):
+        if not rest:
+            return torch.addcmul(y, ks[j], dt, value=w)
         out = ks[j] * w
         for j, w in rest:
             out.add_(ks[j], alpha=w)
-        return y + out * dt
+        return torch.addcmul(y, out, dt)
     if not rest:
         return torch.add(y, ks[j], alpha=w * dt)
     # Summed apart from y, which is then rounded once.
@@ -272,6 +274,7 @@ class RungeKutta(Stepper):
         self.error_weights = None if tableau.b_error is None else nonzero(tableau.b_error)
         self.fsal = tableau.fsal
         self.stages = s
+        self._constants: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     @property
     def name(self) -> str:
@@ -296,17 +299,13 @@ class RungeKutta(Stepper):
         nudge: Nudge = (0, 0),
         clock: Clock | None = None,
     ) -> RungeKuttaStep:
-        start, end = (t0, t1) if clock is None else clock
-        span: Time = end - start
-        # Lengths of each sample's own step are subtracted in the precision of times.
-        dt = span.to(y.dtype.to_real()) if isinstance(span, Tensor) and span.ndim else span
-        k = f(start, y, nudge[0]) if carry is None else carry
+        dt, times = self._lay_out(t0, t1, y) if clock is None else self._lay_out(*clock, y)
+        k = f(times[0], y, nudge[0]) if carry is None else carry
         ks, inputs = [k], [y]
         for i in range(1, self.stages):
             y_i = combine(y, ks, self.rows[i], dt)
-            c = self.nodes[i]
             inputs.append(y_i)
-            ks.append(f(end, y_i, nudge[1]) if c == 1.0 else f(start + c * span, y_i))
+            ks.append(f(times[i], y_i, nudge[1] if self.nodes[i] == 1.0 else 0))
         return RungeKuttaStep(
             self,
             f,
@@ -321,3 +320,25 @@ class RungeKutta(Stepper):
             clock=clock,
             first_shared=carry is not None,
         )
+
+    def _lay_out(self, start: Time, end: Time, y: Tensor) -> tuple[Time, Sequence[Time]]:
+        """The length of a step, and the times of its stages.
+
+        Those of the samples' own steps are added up in the precision of times, and rounded for f last.
+        """
+        span = end - start
+        if not isinstance(span, Tensor) or span.ndim == 0:
+            return span, [end if c == 1.0 else start + c * span if c else start for c in self.nodes[: self.stages]]
+        assert isinstance(end, Tensor)
+        real = y.dtype.to_real()
+        times = (start + self._nodes_like(span) * span).to(real).unbind()
+        if end.dtype != real:
+            return span.to(real), times
+        return span, [end if c == 1.0 else times[i] for i, c in enumerate(self.nodes[: self.stages])]
+
+    def _nodes_like(self, t: Tensor) -> Tensor:
+        """The nodes of the stages, shaped to be multiplied by times of samples."""
+        key = (t.dtype, t.device)
+        if key not in self._constants:
+            self._constants[key] = torch.tensor(self.nodes[: self.stages], dtype=t.dtype, device=t.device)
+        return self._constants[key].view(-1, *(1,) * t.ndim)

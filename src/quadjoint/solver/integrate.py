@@ -210,8 +210,8 @@ def _too_many(solve: Integrator, step: Step) -> TooManyStepsError:
 def _no_event(solve: Integrator, watch: EventWatch) -> TooManyStepsError:
     return TooManyStepsError(
         f"The event did not come within {solve.control.settings.max_num_steps} steps, up to t = {solve.t:.6g}: there, "
-        f"event_fn times its sign at the initial time is {watch.value(solve.t, solve.y):.3g} (it would be negative after "
-        "the event). Check that event_fn changes its sign, end the solve with options={'horizon': ...}, or raise "
+        f"event_fn times its sign at the initial time is {watch.value(solve.t, solve.y):.3g}, and it would be negative "
+        "after the event. Check that event_fn changes its sign, end the solve with options={'horizon': ...}, or raise "
         "options['max_num_steps']."
     )
 

@@ -49,7 +49,7 @@ def bar(times: Sequence[float], then: Callback | None = None) -> Bar:
 
 
 def sample_bar(times: Tensor, then: Callback | None = None) -> Callback:
-    """As ``bar`` for samples with steps of their own: over the part of their intervals, (B, K) times, that is solved."""
+    """As ``bar`` for samples with steps of their own: over the part of their times, shape (B, K), that is solved."""
     span = (times[:, -1] - times[:, 0]).abs()
     shown, done = bar([0.0, 1.0]), 0.0
 

@@ -6,60 +6,17 @@ direct method (two solvers never take the same steps), or below 1e-5, where floa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
 
+from benchmarks import aims_gq
 from benchmarks.forward import AIM as FORWARD_AIM
 from benchmarks.forward import ratios as forward_ratios
 from benchmarks.sweeps import bytes_per_step
+from benchmarks.verdicts import DIRECT, Record, Results, Row, judge, paper_method
 
-Record = dict[str, Any]
 AUTO = "quadjoint:auto"
-DIRECT, PAPER_CODE, PAPER = "torchdiffeq:direct", "paper:gq", "quadjoint:gq-paper"
 DISCRETE, LEAN = "quadjoint:discrete", "quadjoint:discrete-lean"  # the latter keeps no activations at all
-MANY = 10  # cells, beyond which only those that miss an aim are named
-OURS = ("direct", "discrete", "discrete-lean", "discrete-joint", "discrete-stacked", "discrete-parallel", "gq")
-
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the closing table."""
-
-    regime: str
-    aim: str
-    measured: str
-    verdict: str
-
-
-class Results:
-    """Records of gradients by cell and method."""
-
-    def __init__(self, records: Iterable[Record]) -> None:
-        self.records = list(records)
-        self.by = {(r["cell"], r["method"]): r for r in self.records if r["kind"] == "gradient" and r["status"] == "ok"}
-        self.cells = {cell: r["family"] for (cell, _), r in self.by.items()}
-        self.widths = {cell: r["width"] for (cell, _), r in self.by.items()}
-
-    def of(self, *families: str, width: Callable[[int], bool] = lambda w: True, ending: str = "") -> list[str]:
-        found = [c for c, family in self.cells.items() if family in families and c.endswith(ending)]
-        return [c for c in found if width(self.widths[c])]
-
-    def seconds(self, cell: str, method: str) -> float | None:
-        record = self.by.get((cell, method))
-        return None if record is None else float(record["seconds_best"])
-
-    def error(self, cell: str, method: str) -> float | None:
-        record = self.by.get((cell, method))
-        return None if record is None else record["error"]
-
-    def ratio(self, cell: str, ours: str, theirs: str) -> float | None:
-        a, b = self.seconds(cell, ours), self.seconds(cell, theirs)
-        return None if a is None or b is None else a / b
-
-    def no_worse(self, cell: str, method: str) -> bool:
-        ours, direct = self.error(cell, method), self.error(cell, DIRECT)
-        return ours is not None and (direct is None or ours <= max(1.5 * direct, 1e-5))
+EXACT = ("direct", "discrete", "discrete-lean", "discrete-joint", "discrete-stacked")  # that auto chooses from
 
 
 def aims(records: Iterable[Record]) -> list[Row]:
@@ -68,37 +25,13 @@ def aims(records: Iterable[Record]) -> list[Row]:
         *_against_direct(results),
         *_memory(results),
         *_against_paper(results),
+        *aims_gq.aims(results),
         _compiled(results),
         _irregular(results),
         _auto(results),
         _forward(results),
     ]
     return rows
-
-
-def judge(
-    regime: str,
-    aim: str,
-    values: dict[str, float | None],
-    met: Callable[[str, float], bool],
-    form: str = "{:.2f}",
-    note: str = "",
-) -> Row:
-    """A row over several cells: met only where every measured cell meets the aim."""
-    known = {cell: value for cell, value in values.items() if value is not None}
-    if not known:
-        return Row(regime, aim, "", "not measured")
-    good = [cell for cell, value in known.items() if met(cell, value)]
-    shown = known if len(known) <= MANY else {cell: v for cell, v in known.items() if cell not in good}
-    text = ", ".join(f"{cell} {form.format(v)}{'' if cell in good else ' ✗'}" for cell, v in shown.items())
-    if len(known) > MANY and good:
-        low, high = (form.format(pick(known[cell] for cell in good)) for pick in (min, max))
-        text = f"{text}; " * bool(text) + f"{len(good)} cells from {low} to {high}"
-    verdict = "met" if len(good) == len(known) else f"not met ({len(good)} of {len(known)} cells)"
-    missing = len(values) - len(known)
-    if missing:
-        note = f"{note}; " * bool(note) + f"{missing} more without a measurement"
-    return Row(regime, aim, f"{text} ({note})" if note else text, verdict)
 
 
 def _against_direct(r: Results) -> list[Row]:
@@ -174,9 +107,7 @@ def _growth(r: Results) -> Row:
 
 
 def _against_paper(r: Results) -> list[Row]:
-    code = any(method == PAPER_CODE for _, method in r.by)
-    paper = PAPER_CODE if code else PAPER
-    note = "" if code else "the paper's method as implemented here, `gq-paper`"
+    paper, note = paper_method(r)
 
     def faster(cell: str) -> float | None:
         return r.ratio(cell, paper, DISCRETE)
@@ -248,12 +179,12 @@ def _auto(r: Results) -> Row:
     """Against the fastest of the methods that ``auto`` chooses from; the memory allowed by default holds them all."""
 
     def ratio(cell: str) -> float | None:
-        others = [s for m in OURS if (s := r.seconds(cell, f"quadjoint:{m}")) is not None]
+        others = [s for m in EXACT if (s := r.seconds(cell, f"quadjoint:{m}")) is not None]
         auto = r.seconds(cell, "quadjoint:auto")
         return None if auto is None or not others else auto / min(others)
 
     names = [c for c, family in r.cells.items() if family != "tiny"]
-    aim = "`auto` within 10 % of the best method"
+    aim = "`auto` within 10 % of the best exact method"
     return judge("every cell", aim, {c: ratio(c) for c in names}, lambda c, v: v <= 1.1)
 
 

@@ -86,10 +86,8 @@ class Quadjoint(Runner):
         return list(gradients), figures
 
 
-def _ours(name: str, gradient: str | qj.Gradient, *, compile: bool = False, parallel: bool = False) -> Method:
+def _ours(name: str, gradient: str | qj.Gradient, *, compile: bool = False) -> Method:
     def make(case: Case, tolerance: float) -> Runner:
-        if parallel and (case.y0.ndim != 2 or case.y0.shape[-1] > 8):
-            raise NotApplicable("the state of a sample is too large for its Jacobian")
         if compile and _width(case) > SMALL_WIDTH:
             raise NotApplicable("only small networks are measured compiled")
         return Quadjoint(case, tolerance, gradient, compile=compile)
@@ -105,16 +103,13 @@ def _width(case: Case) -> int:
 
 
 def ours() -> list[Method]:
-    modes = [
-        _ours(f"discrete-{mode}", qj.DiscreteAdjoint(mode=mode), parallel=mode == "parallel")
-        for mode in ("joint", "stacked")
-    ]
     return [
         _ours("auto", "auto"),
         _ours("direct", "direct"),
         _ours("discrete", "discrete"),
         _ours("discrete-lean", qj.DiscreteAdjoint(activations=0)),
-        *modes,
+        _ours("discrete-joint", qj.DiscreteAdjoint(mode="joint")),
+        _ours("discrete-stacked", qj.DiscreteAdjoint(mode="stacked")),
         _ours("gq", "gq"),
         _ours("gq-paper", "gq-paper"),
         _ours("adjoint", "adjoint"),

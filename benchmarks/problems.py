@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import quadjoint as qj
-from quadjoint.nn import MLP, Augment, ConvDynamics, Downsampling, SecondOrder, TimeMLP
+from quadjoint.experiments.image_layers import ConvDynamics, Downsampling
+from quadjoint.nn import MLP, Augment, SecondOrder, TimeMLP
 
 LossFunction = Callable[[Any, dict[str, Any], Any], Any]
 SPHERE_WIDTHS, SCALES = (5, 100, 500, 1000, 2000), (1, 3, 5)
@@ -175,7 +176,8 @@ def _trained(width: int, steps: int) -> dict[str, Tensor]:
 
 def ou(cell: Cell, dtype: torch.dtype) -> Case:
     """An Ornstein-Uhlenbeck process learnt as a random ODE with ten cosines; Gaussian KL divergence as the loss."""
-    from quadjoint.sde import NeuralSDE, OrnsteinUhlenbeck, WongZakai
+    from quadjoint.experiments.ornstein_uhlenbeck import OrnsteinUhlenbeck
+    from quadjoint.sde import NeuralSDE, WongZakai
 
     groups = 40
     start = 6 * torch.rand(groups) - 3

@@ -24,9 +24,7 @@ TITLES = {
 INTRODUCTION = """\
 Seconds for one gradient, forward and backward pass together: the best of several runs, all methods in turns, one
 thread, float32, dopri5, rtol = atol = {tolerance:g}. In brackets the relative error of the gradient, against float64 at
-1e-9. The fastest time of a column is bold. Absolute times move from machine to machine: compare within a column.
-A repeated solve of one function starts with the first step size that it found before; this saves quadjoint two
-evaluations a solve, in training as here."""
+1e-9. The fastest time of a column is bold. Absolute times move from machine to machine: compare within a column."""
 
 
 def seconds(value: float) -> str:

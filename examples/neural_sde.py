@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import quadjoint as qj
-from quadjoint.sde import OrnsteinUhlenbeck, gaussian_kl
+from quadjoint.experiments.ornstein_uhlenbeck import OrnsteinUhlenbeck, gaussian_kl
 
 QUICK = "--quick" in sys.argv
 EPOCHS, CONDITIONS, PATHS, TIMES = (2, 4, 6, 11) if QUICK else (30, 200, 45, 101)

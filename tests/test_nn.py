@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quadjoint.nn import MLP, Augment, ConvDynamics, Downsampling, NeuralODE, SecondOrder, TimeMLP
+from quadjoint.nn import MLP, Augment, NeuralODE, SecondOrder, TimeMLP
 
 GRADIENTS = ["direct", "adjoint", "seminorm", "gq-paper", "gq", "discrete", "auto"]
 
@@ -54,13 +54,6 @@ def test_second_order_dynamics_solve_the_oscillator():
 def test_augment_adds_zeros_and_keeps_the_rest():
     x = torch.randn(4, 3, 2)
     assert torch.equal(Augment(5)(x)[..., :2], x) and not Augment(5)(x)[..., 2:].any()
-
-
-def test_downsampling_and_convolutions_keep_what_the_ode_needs():
-    for size, channels, side in ((28, 1, 11), (32, 3, 13)):
-        y = Downsampling(channels, 10)(torch.rand(2, channels, size, size))
-        assert y.shape == (2, 10, side, side)
-        assert ConvDynamics(10, 4)(torch.tensor(0.0), y).shape == y.shape
 
 
 @pytest.mark.parametrize("gradient", GRADIENTS)

@@ -97,6 +97,22 @@ def test_own_grid(backwards: bool) -> None:
     assert problems.error(ours, theirs) < 1e-13
 
 
+def test_a_constructor_of_grids_sees_a_tuple_state_as_one_vector() -> None:
+    seen = []
+
+    def grid(f: Any, y0: Tensor, t: Tensor) -> Tensor:
+        seen.append((y0, f(t[0], y0)))
+        return torch.linspace(float(t[0]), float(t[-1]), 7, dtype=t.dtype)
+
+    y0 = (torch.ones(2, dtype=torch.float64), torch.full((1, 3), 2.0, dtype=torch.float64))
+    f = lambda t, y: (-y[0], y[1].sin())  # noqa: E731
+    ours, theirs = (
+        m.odeint(f, y0, TIMES, method="rk4", options={"grid_constructor": grid}) for m in (dropin, torchdiffeq)
+    )
+    assert problems.error(ours, theirs) < 1e-13
+    assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+
+
 @pytest.mark.parametrize("method", ADAMS)
 def test_multistep_methods(method: str) -> None:
     """The starting steps differ: quadjoint takes one more of order four, and is more accurate by it."""

@@ -28,7 +28,8 @@ from quadjoint.solver.methods.compiled import with_compiled_steps
 from quadjoint.solver.observe import Observer, SampleObserver
 from quadjoint.solver.progress import bar, sample_bar
 from quadjoint.solver.spec import InitialValue, Method, Spec
-from quadjoint.solver.state import Layout, State
+from quadjoint.solver.state import Layout, State, is_finite
+from quadjoint.solver.structure import Structure
 from quadjoint.solver.times import check_times, fill_padding, fractions, sample_options
 
 EVENT_TOLERANCE = 1e-9  # of the step in which an event lies
@@ -46,12 +47,6 @@ class Arranged:
 
 def check_input(f: Any, y0: Any, t: Any, *, options: Any) -> None:
     """Refuse in words what cannot be solved."""
-    if private.inside_transform():
-        # Steps are chosen on the host from the numbers of the solve, which a transform keeps to itself.
-        raise ValueError(
-            "odeint cannot run inside torch.func.vmap, grad, jvp or the like. Instead of vmap, give y0 the batch "
-            "dimension; instead of grad, use torch.autograd.grad (with create_graph=True for higher derivatives)."
-        )
     if not isinstance(options, dict | None):
         raise TypeError(f"options must be a dict; got {type(options).__name__}.")
     check_times(t)
@@ -77,9 +72,9 @@ def arrange(
     progress: bool = False,
 ) -> Arranged:
     """The solve that was asked for. ``exact_clock``: a fixed grid is to be differentiated in its times."""
-    options = dict(options or {})
     values = check_times(t)
     layout = Layout.of(y0, batched=independent or values.ndim == 2)
+    options = _options(options, layout)
     y = layout.pack(y0)
     rtol, atol = _check_tolerance("rtol", rtol, layout, y), _check_tolerance("atol", atol, layout, y)
     tolerance = float(options.pop("event_tol", EVENT_TOLERANCE))
@@ -121,7 +116,8 @@ def arrange(
         open_end=open_end,
         samples=clock.samples,
     )
-    return Arranged(with_compiled_steps(spec) if compile else spec, y, clock.t, layout)
+    # A compiled graph cannot be transformed again.
+    return Arranged(with_compiled_steps(spec) if compile and not private.is_transformed() else spec, y, clock.t, layout)
 
 
 @dataclass(frozen=True)
@@ -137,7 +133,7 @@ class _Clock:
 
 
 def _common_times(f: Callable[..., Any], y: Tensor, t: Tensor, layout: Layout, *, exact: bool) -> _Clock:
-    points = t if t.requires_grad and exact else None
+    points = t if private.is_differentiated(t) and exact else None
     times = check_times(t).tolist()
     # The steps up to an event are no function of the times given; gradients in them come from the flow.
     solver_t = t if points is not None else t.detach()
@@ -200,22 +196,32 @@ def _until(t: Tensor, horizon: Any) -> Tensor:
 
 
 def _check_state(y0: Any) -> None:
-    parts = (y0,) if isinstance(y0, Tensor) else y0
-    if not isinstance(parts, tuple) or not parts:
-        raise TypeError(f"y0 must be a tensor or a non-empty tuple of tensors; got {type(y0).__name__}.")
-    for i, part in enumerate(parts):
-        name = "y0" if isinstance(y0, Tensor) else f"y0[{i}]"
+    structure = Structure.of(y0)
+    parts, names = structure.flatten(y0), structure.paths("y0")
+    if not parts or (structure.kind is None and not isinstance(y0, Tensor)):
+        got = type(y0).__name__ if parts else f"an empty {type(y0).__name__}"
+        raise TypeError(f"y0 must be a tensor, or tensors in tuples, named tuples, lists or dicts; got {got}.")
+    for name, part in zip(names, parts, strict=True):
         if not isinstance(part, Tensor):
-            raise TypeError(f"y0 must be a tensor or a tuple of tensors; {name} is a {type(part).__name__}.")
+            raise TypeError(f"y0 must hold tensors only; {name} is a {type(part).__name__}.")
         if not (part.is_floating_point() or part.is_complex()):
             raise TypeError(f"{name} must be floating point or complex; got {part.dtype}. Use {name}.float().")
         if part.dtype != parts[0].dtype or part.device != parts[0].device:
             raise TypeError(
                 f"The tensors of y0 must share dtype and device; {name} is {part.dtype} on {part.device}, "
-                f"y0[0] is {parts[0].dtype} on {parts[0].device}."
+                f"{names[0]} is {parts[0].dtype} on {parts[0].device}."
             )
-        if not bool(torch.isfinite(part).all()):
+        if not is_finite(part):
             raise ValueError(f"{name} has entries that are NaN or infinite.")
+
+
+def _options(options: dict[str, Any] | None, layout: Layout) -> dict[str, Any]:
+    """A copy of the options in which a constructor of grids receives the state in its structure."""
+    options = dict(options or {})
+    construct = options.get("grid_constructor")
+    if construct is not None and layout.shapes is not None:
+        options["grid_constructor"] = lambda f, y, t: construct(f, layout.unpack(y), t)
+    return options
 
 
 def _check_samples(y: Tensor, t: Tensor, layout: Layout, event_fn: Any) -> None:

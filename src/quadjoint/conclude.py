@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.arrange import Arranged
+from quadjoint.autograd import private
 from quadjoint.gradient.base import Outcome, Part, Task
 from quadjoint.gradient.flow import Crossing, Flow, shift
 from quadjoint.solver.independent.endings import Ending, Status, unreached
@@ -43,7 +44,7 @@ def conclude(arranged: Arranged, task: Task, out: Outcome, flow: Flow, *, in_tim
         found = replace(found, interval=arranged.spec.interval)
         if arranged.spec.event is not None:
             found = _event(found, arranged, task, out.run.event_time)
-            in_times = in_times or (found.event_time is not None and found.event_time.requires_grad)
+            in_times = in_times or (found.event_time is not None and private.is_differentiated(found.event_time))
         if flow.per_sample:
             ends = arranged.t.detach()[:, [0, -1]].to("cpu", torch.float64).numpy()
             found = replace(found, clock=SampleClock(ends.T, ends[:, -1]))

@@ -22,6 +22,7 @@ from quadjoint.ode import odeint, solve
 from quadjoint.solver.spec import Method
 from quadjoint.solver.state import State
 from quadjoint.solver.stats import Stats
+from quadjoint.solver.structure import Structure
 
 MODES = ("joint", "stacked")  # of "discrete"
 
@@ -150,14 +151,14 @@ def _measure(
     """Seconds and peak bytes of one gradient of the mean square of all outputs."""
     from quadjoint.experiments.timing import peak_memory
 
-    parts = (y0,) if isinstance(y0, Tensor) else y0
+    structure = Structure.of(y0)
+    parts = structure.flatten(y0)
     device = parts[0].device
 
     def work() -> None:
-        fresh = tuple(part.detach().requires_grad_() for part in parts)
-        ys = odeint(f, fresh[0] if isinstance(y0, Tensor) else fresh, t, gradient=how, **settings)
-        outputs = (ys,) if isinstance(ys, Tensor) else ys
-        loss = sum(torch.linalg.vector_norm(y).square() / y.numel() for y in outputs)
+        fresh = [part.detach().requires_grad_() for part in parts]
+        ys = odeint(f, structure.unflatten(iter(fresh)), t, gradient=how, **settings)
+        loss = sum(torch.linalg.vector_norm(y).square() / y.numel() for y in structure.flatten(ys))
         torch.autograd.grad(loss, [*fresh, *tensors], allow_unused=True)
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -1,7 +1,7 @@
 """Layers and models that users and experiments share.
 
 A dynamics function is any callable ``f(t, y)``; the classes here are such functions (`TimeMLP`,
-`SecondOrder`, `ConvDynamics`) and the layers around a solve (`NeuralODE`, `Augment`, `Downsampling`).
+`SecondOrder`) and the layers around a solve (`NeuralODE`, `Augment`).
 All keep the state's shape, dtype and device, and all can be stacked by ``torch.func.vmap``.
 
 >>> import torch
@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from quadjoint.ode import odeint, solve
 from quadjoint.solution import Solution
 from quadjoint.solver.spec import Method
+from quadjoint.solver.structure import map_leaves
 
-__all__ = ["MLP", "Augment", "ConvDynamics", "Downsampling", "NeuralODE", "SecondOrder", "TimeMLP"]
+__all__ = ["MLP", "Augment", "NeuralODE", "SecondOrder", "TimeMLP"]
 
 
 class MLP(nn.Sequential):
@@ -119,49 +120,11 @@ class Augment(nn.Module):
         return f"dims={self.dims}"
 
 
-class ConvDynamics(nn.Module):
-    """Autonomous dynamics on images: three padded 3x3 convolutions with softplus between them.
-
-    >>> ConvDynamics(10, hidden=4)(torch.tensor(0.0), torch.zeros(2, 10, 5, 5)).shape
-    torch.Size([2, 10, 5, 5])
-    """
-
-    def __init__(self, channels: int, hidden: int) -> None:
-        super().__init__()
-        self.net = nn.Sequential(
-            nn.Conv2d(channels, hidden, 3, padding=1),
-            nn.Softplus(),
-            nn.Conv2d(hidden, hidden, 3, padding=1),
-            nn.Softplus(),
-            nn.Conv2d(hidden, channels, 3, padding=1),
-        )
-
-    def forward(self, t: Tensor, y: Tensor) -> Tensor:
-        return self.net(y)
-
-
-class Downsampling(nn.Sequential):
-    """The layers before the image ODE: normalise, convolve, pool, convolve; no padding.
-
-    >>> Downsampling(1, 10)(torch.zeros(2, 1, 28, 28)).shape
-    torch.Size([2, 10, 11, 11])
-    """
-
-    def __init__(self, in_channels: int, channels: int) -> None:
-        super().__init__(
-            nn.BatchNorm2d(in_channels),
-            nn.ReLU(),
-            nn.Conv2d(in_channels, channels, 3),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Conv2d(channels, channels, 3),
-        )
-
-
 class NeuralODE(nn.Module):
     """A solve of ``dy/dt = f(t, y)`` as a layer: ``forward`` maps y(t0) to y(t1).
 
     `trajectory` gives the states at chosen times, `solve` the whole `Solution` with its statistics.
+    The state may be a tensor, or tensors in tuples, named tuples, lists or dicts; the result has its structure.
     Nothing of a solve stays on the module, so any number of forwards may be alive at once.
 
     >>> decay = NeuralODE(lambda t, y: -y, rtol=1e-6, atol=1e-6)
@@ -199,11 +162,10 @@ class NeuralODE(nn.Module):
 
     def forward(self, y: Any) -> Any:
         """The state at the end of ``span``, like ``y``."""
-        states = self.trajectory(y, self.times())
-        return states[-1] if isinstance(states, Tensor) else tuple(part[-1] for part in states)
+        return map_leaves(lambda part: part[-1], self.trajectory(y, self.times()))
 
     def trajectory(self, y: Any, t: Tensor) -> Any:
-        """The states at times t, (K,) or (B, K): shape ``(K, *y.shape)``, or a tuple of such."""
+        """The states at times t, (K,) or (B, K): of shape ``(K, *y.shape)``, for each tensor of y."""
         return odeint(self.f, y, t, **self.settings())
 
     def solve(self, y: Any, t: Tensor | None = None) -> Solution:

@@ -28,6 +28,11 @@ from quadjoint.solver.state import State
 from quadjoint.solver.stats import Stats
 
 Dynamical = Callable[..., Any]
+HIDDEN = (
+    "Inside torch.func.vmap the numbers of a solve are hidden, but adaptive steps, events and iterations are chosen by "
+    "them (and f must not look at its input either). Take fixed steps, such as method='rk4' with "
+    "options={'step_size': ...}; or, instead of vmap, give y0 the batch as its first dimension."
+)
 logger = logging.getLogger("quadjoint")
 
 
@@ -51,12 +56,13 @@ def odeint(
 
     Args:
         f: callable or module; receives t as a 0-d tensor and y like ``y0``.
-        y0: tensor of any shape, or a tuple of tensors.
+        y0: tensor of any shape, or tensors in tuples, named tuples, lists or dicts, nested in any way; f receives and
+            returns the same structure, as do ``event_fn``, callbacks and a norm of your own.
         t: times, strictly increasing or decreasing, shape (K,); or (B, K) with times for each sample of the batch
             (rows may be padded with NaN), in which case f receives t shaped to broadcast against y.
         method: "dopri5", "tsit5", "dopri8", "bosh3", "rk4" and others, see ``quadjoint.METHODS``; a `ButcherTableau`,
             or a `Stepper` of your own.
-        rtol, atol: tolerances of adaptive methods, numbers or, for a tuple state, one per tensor.
+        rtol, atol: tolerances of adaptive methods, numbers or, in the structure of the state, one per tensor.
         gradient: "auto", "direct", "discrete", "gq", "gq-paper", "adjoint", "seminorm", "reversible" or an object.
         options: of the method, named as in torchdiffeq; ``event_tol`` is the accuracy of an event's time, relative to
             the step in which it lies.
@@ -66,7 +72,7 @@ def odeint(
             are found. A tensor that f uses only later must be named.
 
     Returns:
-        States at ``t``, stacked along a new first dimension; a tuple of such for a tuple state.
+        States at ``t``, stacked along a new first dimension, in the structure of ``y0``.
 
     >>> import torch, quadjoint as qj
     >>> ys = qj.odeint(lambda t, y: -y, torch.ones(2), torch.tensor([0.0, 1.0]), rtol=1e-6)
@@ -147,22 +153,30 @@ def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -
     task = Task(spec, (), Snapshot(spec.f.f, y.device), Stats(), complete=isinstance(params, Only))
     random = RandomnessCheck(y.device)
     try:
-        first = _first(task, y, params)
+        transformed = private.is_transformed()
+        first = None if transformed else _first(task, y, params)
         wanted = first is not None and (y.requires_grad or t.requires_grad or bool(first.params))
         if first is not None and wanted:
             task = replace(task, params=first.params)
             how = _chosen(how, task, first)
             how.check(spec)
+        elif transformed:
+            how = _transformable(how, task)
         spec = how.adapted(spec)
         task = replace(task, spec=spec)
         flow = Flow(spec.f, y, task.snapshot, task.stats)
         # Gradients in the times come from the flow at the observations, unless a fixed grid carries them.
-        by_flow = t.requires_grad and wanted and not (how.exact_clock and spec.solver.points is not None)
+        moving = private.is_differentiated(t) if transformed else t.requires_grad and wanted
+        by_flow = moving and not (how.exact_clock and spec.solver.points is not None)
         if by_flow:
             y = shift(flow, y, t[:, 0] if flow.per_sample else t[0], sign=-1.0, params=task.params)
         out = how.apply(task, y, first) if first is not None and wanted else _forward(task, y, first)
     except SolveError as error:
         random.explain(error, spec, arranged.y0)
+        raise
+    except RuntimeError as error:
+        if private.inside_transform() and "vmap: It looks like you're" in str(error):
+            raise ValueError(HIDDEN) from error
         raise
     random.refuse(spec, arranged.y0, fixed_is_fine=how.name == "direct" or not wanted)
     return conclude(replace(arranged, spec=spec), task, out, flow, in_times=by_flow)
@@ -170,9 +184,12 @@ def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -
 
 def _chosen(how: Gradient, task: Task, first: First) -> Gradient:
     """The gradient asked for, or the one that ``auto`` chooses; which, and why, stands in the statistics."""
-    if isinstance(how, Auto):
+    if not isinstance(how, Auto):
+        task.say(f"{how.name} was asked for")
+    else:
         choice = how.choose(task, first)
-        how, task.stats.reason = choice.gradient, f"auto chose {choice.reason}"
+        how = choice.gradient
+        task.say(f"auto chose {choice.reason}")
         logger.debug("%s for %s", task.stats.reason, type(task.f.f).__name__)
     if not isinstance(how, Direct) and any(private.is_sharded(m) for m in task.snapshot.modules):
         raise ValueError(
@@ -182,6 +199,27 @@ def _chosen(how: Gradient, task: Task, first: First) -> Gradient:
         )
     task.stats.method = how.name
     return how
+
+
+def _transformable(how: Gradient, task: Task) -> Gradient:
+    """Inside torch.func and forward mode, torch differentiates the operations of the solve by itself."""
+    if not isinstance(how, Direct | Auto) and torch.is_grad_enabled():
+        raise ValueError(
+            f"gradient={how.name!r} cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "
+            "derivatives, which differentiate the operations of the solve: use gradient='direct' (or 'auto') there."
+        )
+    if task.spec.samples is not None:
+        raise ValueError(
+            "independent=True cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "
+            "derivatives. Use torch.autograd.grad, or steps that the batch shares."
+        )
+    if task.spec.solver.method == "scipy_solver":
+        raise ValueError(
+            "method='scipy_solver' cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "
+            "derivatives: SciPy's operations are not torch's. Use a method of quadjoint, such as 'dopri5'."
+        )
+    task.stats.method, task.stats.reason = "direct", "direct: torch.func or forward mode differentiates the solve"
+    return Direct()
 
 
 def _first(task: Task, y: Tensor, params: Sequence[Tensor] | None) -> First | None:
@@ -195,7 +233,8 @@ def _first(task: Task, y: Tensor, params: Sequence[Tensor] | None) -> First | No
 
 def _forward(task: Task, y: Tensor, first: First | None) -> Outcome:
     """Solve, with nothing to be differentiated as far as the first evaluation shows; autograd sees what comes later."""
-    task.stats.reason = "no gradient is needed"
+    if not task.stats.reason:
+        task.say("no gradient is needed")
     before = task.f.evaluations
     with torch.set_grad_enabled(torch.is_grad_enabled() and not task.complete):
         integrator = task.spec.begin(y, None if first is None else Begun(task.f, first, first.value))

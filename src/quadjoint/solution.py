@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quadjoint.autograd import private
 from quadjoint.conclude import Solved
 from quadjoint.gradient.base import evaluate
 from quadjoint.gradient.flow import shift
@@ -35,6 +36,7 @@ class Solution:
         self._parts, self._layout, self._flow = [p for p in solved.parts if p.steps], layout, solved.flow
         self._interval, self._clock = solved.interval, solved.clock
 
+    @private.outside_of_compile
     def __call__(self, t: float | Tensor) -> Any:
         """The state at ``t``, a number or a tensor of times of any shape.
 
@@ -48,7 +50,7 @@ class Solution:
             return self._of_samples(t)
         times = torch.as_tensor(t, dtype=torch.float64, device="cpu").detach()
         values = self._evaluate([self._inside(value) for value in times.reshape(-1).tolist()])
-        if isinstance(t, Tensor) and t.requires_grad:
+        if isinstance(t, Tensor) and private.is_differentiated(t):
             values = shift(self._flow, values, t.reshape(-1))
         return self._layout.unpack(values.reshape((*times.shape, *values.shape[1:])), leading=times.ndim)
 
@@ -65,7 +67,7 @@ class Solution:
         places, past = self._clock.locate(times.detach().to("cpu", torch.float64).numpy())
         values = self._evaluate(places.reshape(-1), np.tile(np.arange(batch), len(times)))
         values = values.reshape(*times.shape, *values.shape[1:])
-        if given.requires_grad:
+        if private.is_differentiated(given):
             values = shift(self._flow, values, times)
         if past.any():
             lost = torch.as_tensor(past, device=values.device).reshape(*past.shape, *(1,) * (values.ndim - 2))

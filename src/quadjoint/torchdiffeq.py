@@ -27,6 +27,7 @@ from quadjoint.gradient.first import Only
 from quadjoint.solver.methods import catalogue
 from quadjoint.solver.methods.catalogue import RUNGE_KUTTA, known_options
 from quadjoint.solver.state import Layout, State
+from quadjoint.solver.structure import Structure
 
 __all__ = ["odeint", "odeint_adjoint", "odeint_dense", "odeint_event"]
 
@@ -183,7 +184,7 @@ def odeint_dense(
         atol=_tolerance(atol, y0),
         method=method,
         gradient=how,
-        options=_options(method, options, t, None),
+        options=_options(method, options, t, y0=y0),
     )
 
 
@@ -211,12 +212,14 @@ def _solve(
         method=method,
         event_fn=event_fn,
         gradient=how,
-        options=_options(method, options, t, event_fn),
+        options=_options(method, options, t, y0=y0, event_fn=event_fn),
         params=params,
     )
 
 
-def _options(method: str, options: dict[str, Any] | None, t: Any, event_fn: Any) -> dict[str, Any]:
+def _options(
+    method: str, options: dict[str, Any] | None, t: Any, *, y0: State, event_fn: Callable[..., Any] | None = None
+) -> dict[str, Any]:
     """torchdiffeq's options and defaults as quadjoint's."""
     if not isinstance(options, dict | None):
         raise TypeError(f"options must be a dict; got {type(options).__name__}.")
@@ -229,9 +232,17 @@ def _options(method: str, options: dict[str, Any] | None, t: Any, event_fn: Any)
         options["max_num_steps"] = options.get("max_num_steps", _NO_LIMIT) * intervals
         return options
     options.setdefault("interp", "linear")
+    construct = options.get("grid_constructor")
+    if construct is not None and not isinstance(y0, Tensor):
+        options["grid_constructor"] = _on_flat_states(construct, Layout.of(y0))
     if event_fn is not None and options.get("step_size") is None:
         raise ValueError(f"event_fn with the fixed-step method {method!r} needs options['step_size'].")
     return options
+
+
+def _on_flat_states(construct: Callable[..., Tensor], layout: Layout) -> Callable[..., Tensor]:
+    """A constructor of grids that receives, as from torchdiffeq, a tuple state and its dynamics as one vector."""
+    return lambda f, y, t: construct(lambda s, z: layout.pack(f(s, layout.unpack(z))), layout.pack(y), t)
 
 
 def _is_adaptive(method: str) -> bool:
@@ -316,7 +327,7 @@ def _adjoint_norm(norm: Callable[..., Any], layout: Layout) -> Callable[..., Any
 
     def wrapped(parts: tuple[Tensor, ...]) -> Any:
         y, a, *params = parts
-        split = [part for x in (y, a) for part in ((x,) if layout.shapes is None else layout.unpack(x))]
+        split = [part for x in (y, a) for part in layout.split(x)]
         return norm((y.new_zeros(()), *split, *params))
 
     return wrapped
@@ -344,13 +355,8 @@ def _differs(value: Any, other: Any) -> bool:
 
 def _smallest(value: Any) -> float | None:
     """The backward solve has one tolerance for all of its state."""
-    return None if value is None else min(float(torch.as_tensor(v).min()) for v in _entries(value))
-
-
-def _entries(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, list | tuple) else (value,)
+    return None if value is None else min(float(torch.as_tensor(v).min()) for v in Structure.of(value).flatten(value))
 
 
 def _real(y0: Any) -> torch.dtype:
-    first = y0 if isinstance(y0, Tensor) else y0[0]
-    return first.dtype.to_real()
+    return Structure.of(y0).flatten(y0)[0].dtype.to_real()

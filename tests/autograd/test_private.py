@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import quadjoint as qj
 from gradient.helpers import ALL, Driven, loss, normal, times
@@ -33,6 +34,36 @@ def test_results_are_the_same_without_any_of_the_names(how: str, monkeypatch: py
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
 
 
+def transformed(name: str) -> torch.Tensor:
+    weight, y0 = torch.tensor([0.3, 0.8], dtype=torch.float64), normal(3, 2)
+
+    def solve(w: torch.Tensor) -> torch.Tensor:
+        return qj.odeint(lambda t, y: -w * y * torch.cos(t), y0, T, method="rk4" if name == "vmap" else "dopri5")
+
+    if name == "grad":
+        return torch.func.grad(lambda w: loss(solve(w)))(weight)
+    if name == "vmap":
+        return torch.func.vmap(solve)(torch.stack([weight, 2 * weight]))
+    if name == "jvp":
+        return torch.func.jvp(solve, (weight,), (weight,))[1]
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(solve(forward_ad.make_dual(weight, weight))).tangent
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", ["grad", "vmap", "jvp", "forward_ad"])
+def test_transforms_are_right_without_the_names_or_torch_says_no(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solve that does not know that it is transformed must not lose a derivative."""
+    wanted = transformed(name)
+    monkeypatch.setattr(private, "_lookup", lambda *path: None)
+    try:
+        found = transformed(name)
+    except RuntimeError:
+        pass  # torch's own words
+    else:
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-14)
+
+
 def test_the_names_are_there_today() -> None:
     """A fallback that is in use without anybody noticing would be slow for ever."""
     for path in (
@@ -40,6 +71,10 @@ def test_the_names_are_there_today() -> None:
         ("_C", "_autograd", "_get_current_graph_task_keep_graph"),
         ("_C", "_current_graph_task_id"),
         ("_C", "_autograd", "_top_saved_tensors_default_hooks"),
+        ("_C", "_functorch", "get_unwrapped"),
+        ("_C", "_functorch", "maybe_get_level"),
+        ("_functorch", "pyfunctorch", "temporarily_pop_interpreter_stack"),
+        ("autograd", "forward_ad", "_current_level"),
     ):
         assert private._lookup(*path) is not None
     assert hasattr(torch.ones(1), "_version") and hasattr(torch.ones(1), "_backward_hooks")

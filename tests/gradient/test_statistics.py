@@ -66,3 +66,46 @@ def test_observations_do_not_break_the_discrete_backward_pass() -> None:
         loss(sol.ys).backward()
         evaluations[count] = sol.stats.backward_evaluations
     assert evaluations[60] <= evaluations[2] + 1
+
+
+def reason(gradient: object, f: torch.nn.Module | None = None, **settings: object) -> str:
+    sol = qj.solve(f or Driven(), normal(3, 3), T, gradient=gradient, **settings)  # type: ignore[arg-type]
+    loss(sol.ys).backward()
+    return sol.stats.reason
+
+
+@pytest.mark.parametrize("how", ALL)
+def test_the_reason_is_that_it_was_asked_for(how: str) -> None:
+    assert reason(how).startswith(f"{how} was asked for")
+
+
+def test_the_reason_says_which_products_were_made() -> None:
+    hooked = Driven()
+    hooked.net[0].weight.register_hook(lambda g: None)
+    assert "joint" not in reason(qj.DiscreteAdjoint(mode="stacked"))
+    assert reason(qj.DiscreteAdjoint(mode="stacked"), hooked).endswith("products are joint, as parameters have hooks")
+    assert reason("discrete").endswith("products are joint")
+
+
+def test_the_reason_says_what_a_limit_of_memory_has_changed() -> None:
+    """Direct hands over to discrete, which gives up stages."""
+    f, y0, t = Driven(), normal(3, 3), torch.linspace(0.0, 4.0, 9, dtype=torch.float64)
+    for limit, changed in ((2**24, False), (30_000, True)):
+        sol = qj.solve(f, y0, t, gradient=qj.Direct(memory_limit=limit), rtol=1e-6)
+        loss(sol.ys).backward()
+        assert ("on by discrete" in sol.stats.reason) == changed == (sol.stats.backward_evaluations > 0)
+    short = qj.solve(f, y0, t, gradient=qj.DiscreteAdjoint(memory_limit=2000), rtol=1e-6).stats.reason
+    assert "stages are computed again" in short
+
+
+def test_the_reason_says_how_the_collocation_equations_were_solved() -> None:
+    class Coupled(Driven):
+        def forward(self, t: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return super().forward(t, y) + y.mean(0)
+
+    for solve, f, expected in (
+        ("dense", Driven(), "small systems, solved at once"),
+        ("dense", Coupled(), "small systems were wrong, so it was iterated"),
+        ("iterate", Driven(), "iterated"),
+    ):
+        assert reason(qj.GaussLegendre(solve=solve), f).endswith(f"; {expected}")

@@ -11,7 +11,8 @@ from scipy.stats import kstest
 from torch import Tensor
 
 import quadjoint as qj
-from quadjoint.sde import KarhunenLoeve, LegendrePolynomials, NeuralSDE, OrnsteinUhlenbeck, WienerPath, WongZakai
+from quadjoint.experiments.ornstein_uhlenbeck import OrnsteinUhlenbeck
+from quadjoint.sde import KarhunenLoeve, LegendrePolynomials, NeuralSDE, WienerPath, WongZakai
 
 A, S = 0.3, 0.8  # drift and volatility of geometric Brownian motion
 TIMES = torch.linspace(0, 1, 5, dtype=torch.float64)

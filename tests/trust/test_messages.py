@@ -54,8 +54,8 @@ def test_a_state_of_zero_without_an_absolute_tolerance(rate: float) -> None:
 
 
 def test_a_nested_tuple_is_refused_by_the_part_that_is_wrong() -> None:
-    nested = ((torch.zeros(2), torch.ones(2)), torch.ones(1))
-    with pytest.raises(TypeError, match=r"y0\[0\]"):
+    nested = ((torch.zeros(2), 1.0), torch.ones(1))
+    with pytest.raises(TypeError, match=r"y0\[0\]\[1\]"):
         qj.odeint(lambda t, y: y, nested, times(0.0, 1.0))
 
 

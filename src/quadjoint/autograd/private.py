@@ -6,13 +6,17 @@ that a rename costs speed or a clearer message, never a result. ``tests/autograd
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _lookup(*path: str) -> Any:
@@ -29,6 +33,46 @@ def inside_transform() -> bool:
     """Whether vmap, grad, jvp or the like of torch.func is running. Without the name: taken for not running."""
     peek = _lookup("_C", "_functorch", "peek_interpreter_stack")
     return peek is not None and peek() is not None
+
+
+def inside_forward_mode() -> bool:
+    """Whether tangents are carried along, by torch.func.jvp or within ``forward_ad.dual_level``.
+
+    Without the name: such levels cannot be nested, so that another is tried.
+    """
+    level = _lookup("autograd", "forward_ad", "_current_level")
+    if level is not None:
+        return bool(level >= 0)
+    try:
+        with forward_ad.dual_level():
+            return False
+    except RuntimeError:
+        return True
+
+
+def is_transformed() -> bool:
+    """Whether torch.func or forward mode differentiates or maps what is computed now."""
+    return inside_transform() or inside_forward_mode()
+
+
+def is_differentiated(x: Tensor) -> bool:
+    """Whether a derivative in ``x`` is computed, by backpropagation or by any transform that is running.
+
+    A transform wraps what it differentiates in, but constants too, so that each is asked, the innermost first. Without
+    the names: taken for differentiated, which costs evaluations only.
+    """
+    if x.requires_grad or forward_ad.unpack_dual(x).tangent is not None:
+        return True
+    if not inside_transform():
+        return False
+    names = ("peek_interpreter_stack", "get_unwrapped", "maybe_get_level")
+    peek, unwrap, level_of = (_lookup("_C", "_functorch", name) for name in names)
+    outside = _lookup("_functorch", "pyfunctorch", "temporarily_pop_interpreter_stack")
+    if None in (peek, unwrap, level_of, outside):
+        return True
+    inner = unwrap(x) if level_of(x) == peek().level() else x
+    with outside():
+        return is_differentiated(inner)
 
 
 def graph_is_kept() -> bool:
@@ -116,13 +160,24 @@ def compile_with_inductor(graph: Any, inputs: Any, settings: dict[str, Any]) -> 
         return compile_fx(graph, inputs, config_patches=settings)
 
 
-def outside_of_compile(function: Any) -> Any:
-    """Let ``torch.compile`` step out of its graph around ``function``, without importing the compiler.
+def outside_of_compile(function: Function) -> Function:
+    """Let ``torch.compile`` step out of its graph around ``function`` and all that it calls.
 
-    Without the name: torch traces into it, and may say that it cannot.
+    As ``torch.compiler.disable`` does, which would import the compiler. Without the name: torch steps out of the graph
+    while it traces.
     """
-    function._torchdynamo_disable = True
-    return function
+    disabled: list[Any] = []
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*args, **kwargs)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return cast(Function, call)
 
 
 @contextmanager

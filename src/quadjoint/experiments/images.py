@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from quadjoint.experiments import data
 from quadjoint.experiments.config import METHODS, Choice, RunConfig
 from quadjoint.experiments.contenders import neural_ode
+from quadjoint.experiments.image_layers import ConvDynamics, Downsampling
 from quadjoint.experiments.training import Batch, Context, Task, minibatches, train
-from quadjoint.nn import MLP, ConvDynamics, Downsampling
+from quadjoint.nn import MLP
 
 NAME = "images"
 CHANNELS = (50, 200, 350, 500)

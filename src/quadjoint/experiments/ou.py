@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from quadjoint.experiments import config as shared
 from quadjoint.experiments.config import Choice, RunConfig, learning_rate
 from quadjoint.experiments.contenders import scheme, states
+from quadjoint.experiments.ornstein_uhlenbeck import OrnsteinUhlenbeck, gaussian_kl
 from quadjoint.experiments.training import Context, Task, minibatches, train
 from quadjoint.nn import TimeMLP
-from quadjoint.sde import NeuralSDE, OrnsteinUhlenbeck, WongZakai, gaussian_kl, sdeint
+from quadjoint.sde import NeuralSDE, WongZakai, sdeint
 
 NAME = "ou"
 TORCHSDE = ("torchsde-direct", "torchsde-adjoint")

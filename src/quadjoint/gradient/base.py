@@ -37,6 +37,11 @@ class Task:
     def f(self) -> Dynamics:
         return self.spec.f
 
+    def say(self, clause: str) -> None:
+        """Add to the reason what is known now of how the solve is differentiated."""
+        if clause not in self.stats.reason:
+            self.stats.reason = f"{self.stats.reason}; {clause}" if self.stats.reason else clause
+
     def count(self, run: Integration, evaluations: int) -> None:
         """Note the figures of a forward solve, or of a part of one."""
         self.stats.forward_evaluations += evaluations
@@ -183,6 +188,7 @@ class _Solve(torch.autograd.Function):
         return ys, ys.new_zeros(())
 
     @staticmethod
+    @private.outside_of_compile
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         y0, points, observed, ys, *params = ctx.saved_tensors  # which autograd refuses if one was changed in place
         method, task, run = ctx.method, ctx.task, ctx.run

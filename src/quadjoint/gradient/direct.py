@@ -44,8 +44,8 @@ class Direct(Gradient):
     def check(self, spec: Spec) -> None:
         if not spec.solver.stepper.recordable:
             raise ValueError(
-                "gradient='direct' cannot record the steps of method 'scipy_solver'; use gradient='gq' or 'adjoint', "
-                "or solve under torch.no_grad()."
+                f"gradient='direct' cannot record the steps of method {spec.solver.name!r}; use gradient='gq' or "
+                "'adjoint', or solve under torch.no_grad()."
             )
 
     def apply(self, task: Task, y0: Tensor, first: First) -> Outcome:
@@ -81,6 +81,7 @@ class Direct(Gradient):
         rest: Any = paused.rest()
         task = replace(task, spec=replace(task.spec, make_observer=rest))
         how = DiscreteAdjoint(memory_limit=self.memory_limit // 2)
+        task.say(f"from {paused.place} on by discrete, as half of the memory limit is used")
 
         def begin(y: Tensor, f: Any, accepted: Any) -> Integrator | SampleIntegrator:
             return paused.resume(y, f, accepted=accepted, observer=rest())

@@ -8,12 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quadjoint.autograd import private
 from quadjoint.autograd.captured import Snapshot
 from quadjoint.autograd.gates import Gates
 from quadjoint.autograd.leaves import Frontier
 from quadjoint.solver.dynamics import Dynamics, stack_call
+from quadjoint.solver.methods.runge_kutta import RungeKutta
+from quadjoint.solver.methods.stages import take_stages
+from quadjoint.solver.methods.tableaus import TABLEAUS
 from quadjoint.solver.stats import Stats
 
+_STEP = RungeKutta(TABLEAUS["rk4"])
 CHUNK = 64  # states at which the flow is evaluated at once
 
 
@@ -48,13 +53,10 @@ class Flow:
 
         Where both times are equal, so are the states; the step has the derivatives of the movement up to order four.
         """
-        h = (end - begin).reshape(*begin.shape, *(1,) * (y.ndim - begin.ndim)).to(y.dtype.to_real())
-        middle = 0.5 * (begin + end)
-        k1 = self(begin, y)
-        k2 = self(middle, y + 0.5 * h * k1)
-        k3 = self(middle, y + 0.5 * h * k2)
-        k4 = self(end, y + h * k3)
-        return y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+        length = end - begin
+        dt = length.reshape(*begin.shape, *(1,) * (y.ndim - begin.ndim)).to(y.dtype.to_real())
+        f = lambda t, y, nudge=0: self(t, y)  # noqa: E731
+        return take_stages(_STEP, f, (begin, end), y, self(begin, y), dt=dt, length=length)[2]
 
 
 class _Shift(torch.autograd.Function):
@@ -70,6 +72,7 @@ class _Shift(torch.autograd.Function):
         return y.view_as(y)
 
     @staticmethod
+    @private.outside_of_compile
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         (g,) = grads
         y, t, *params = ctx.saved_tensors
@@ -86,8 +89,12 @@ class _Shift(torch.autograd.Function):
 def shift(flow: Flow, y: Tensor, t: Tensor, *, sign: float = 1.0, params: Sequence[Tensor] = ()) -> Tensor:
     """Make ``y``, states at the times ``t`` (the leading dimensions of y), differentiable in ``t``.
 
-    Second derivatives in a time and in a parameter need the parameters of f among the inputs.
+    Second derivatives in a time and in a parameter need the parameters of f among the inputs. Transforms of torch.func
+    differentiate the movement itself.
     """
+    if private.is_transformed():
+        begin, end = (t.detach(), t) if sign > 0 else (t, t.detach())
+        return flow.moved(y, begin, end)
     return _Shift.apply(flow, sign, y, t, *params)
 
 
@@ -106,6 +113,7 @@ class _EventTime(torch.autograd.Function):
         return t.clone()
 
     @staticmethod
+    @private.outside_of_compile
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         t, y, *params = ctx.saved_tensors
         crossing: Crossing = ctx.crossing
@@ -142,6 +150,9 @@ class Crossing:
 
     def rate(self, t: Tensor, y: Tensor) -> Tensor:
         """How fast the event function changes along the solution, differentiable in t and y."""
+        if private.is_transformed():
+            here_t, here_y = torch.func.grad(self.value, argnums=(0, 1))(t, y)
+            return here_t + _dot(here_y, self.flow(t, y)).sum()
         gates = Gates()  # y may depend on t; the partial derivatives are wanted
         with torch.enable_grad():
             here = t if t.requires_grad else t.detach().requires_grad_()
@@ -164,6 +175,8 @@ class Crossing:
 
     def time(self, t: Tensor, y: Tensor) -> Tensor:
         """The time ``t`` of the event, differentiable in whatever it depends on."""
+        if private.is_transformed():
+            return self._transformed_time(t, y)
         if not torch.is_grad_enabled():
             return t
         with torch.enable_grad():
@@ -172,6 +185,17 @@ class Crossing:
             _, own = Frontier([state, *self.params]).explore(value)
         if not value.requires_grad or not (y.requires_grad or own):
             return t
+        self.slope = self._checked_slope(t, y)
+        return _EventTime.apply(self, t, y, *self.params, *own)
+
+    def _transformed_time(self, t: Tensor, y: Tensor) -> Tensor:
+        if not private.is_differentiated(self.value(t, y)):
+            return t
+        self._checked_slope(t, y)
+        now = self.newton(t, y)
+        return t + (now - now.detach())  # the derivatives alone
+
+    def _checked_slope(self, t: Tensor, y: Tensor) -> Tensor:
         slope = self.rate(t, y.detach()).detach()
         self.happened = self.happened.to(slope.device)
         flat = self.happened & ((slope == 0.0) | ~torch.isfinite(slope))
@@ -180,8 +204,7 @@ class Crossing:
             raise ZeroDivisionError(
                 f"The event function{which} is stationary along the solution at the event; its time has no gradient."
             )
-        self.slope = torch.where(self.happened, slope, 1.0)
-        return _EventTime.apply(self, t, y, *self.params, *own)
+        return torch.where(self.happened, slope, 1.0)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -116,22 +116,12 @@ class Products:
             )
         return self.sums
 
-    def stacked(self, times: Sequence[float] | Tensor, ys: Tensor, a: Tensor) -> None:
-        """Sum of a_i^T df/dtheta over a stack of points, in chunks of one evaluation each."""
-        if not self.params:
-            return
-        size = self.stack_size()
-        for first in range(0, len(ys), size):
-            part = slice(first, first + size)
-            self.add(self.stacked_gradients(times[part], ys[part], a[part]))
-
-    def stacked_gradients(self, times: Sequence[float] | Tensor, ys: Tensor, a: Tensor) -> Sequence[Tensor | None]:
-        """a^T df/dtheta summed over one stack; no state-sized gradient is formed."""
+    def add_stack(self, times: Sequence[float] | Tensor, ys: Tensor, a: Tensor) -> None:
+        """Add a_i^T df/dtheta of a stack of points to the sums; no state-sized gradient is formed."""
         outs = self.record_stack(times, ys)
         self.stats.vjp_params += 1
-        if not outs.requires_grad:
-            return [None] * len(self.params)
-        return torch.autograd.grad(outs, self.targets, a, retain_graph=True, allow_unused=True)
+        if outs.requires_grad:
+            self.add(torch.autograd.grad(outs, self.targets, a, retain_graph=True, allow_unused=True))
 
     def stack_size(self) -> int:
         """Points in a stack: as many as pay, in no more memory than the gradients of the parameters take anyway."""

@@ -2,7 +2,6 @@
 
 from quadjoint.sde.neural_sde import NeuralSDE
 from quadjoint.sde.noise import KarhunenLoeve, LegendrePolynomials, WienerPath
-from quadjoint.sde.ornstein_uhlenbeck import OrnsteinUhlenbeck, gaussian_kl
 from quadjoint.sde.transfer import sdeint
 from quadjoint.sde.wong_zakai import RandomODE, WongZakai
 
@@ -10,10 +9,8 @@ __all__ = [
     "KarhunenLoeve",
     "LegendrePolynomials",
     "NeuralSDE",
-    "OrnsteinUhlenbeck",
     "RandomODE",
     "WienerPath",
     "WongZakai",
-    "gaussian_kl",
     "sdeint",
 ]

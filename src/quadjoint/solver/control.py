@@ -11,7 +11,7 @@ from torch import Tensor
 from quadjoint.errors import NonFiniteStateError, StepSizeUnderflowError
 from quadjoint.solver.controllers import CONTROLLERS
 from quadjoint.solver.protocols import Clock, Controller, Step, VectorField
-from quadjoint.solver.state import Norm, rms_norm
+from quadjoint.solver.state import Norm, error_ratio, rms_norm
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class StepSettings:
         with torch.no_grad():
             error = step.error
             assert error is not None
-            scale = torch.maximum(step.y0.abs(), step.y1.abs()).mul_(self.rtol).add_(self.atol)
-            return float(self.norm(error.div_(scale)))
+            return float(error_ratio(error, step.y0, step.y1, rtol=self.rtol, atol=self.atol, norm=self.norm))
 
 
 class AdaptiveControl:

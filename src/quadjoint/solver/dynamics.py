@@ -76,7 +76,9 @@ class Dynamics:
         t = self.time(t, nudge)
         out = self.checked(t, y)
         # A function that switches grad on by itself would otherwise keep its graph alive on stored stages.
-        return out.detach() if out.requires_grad and not torch.is_grad_enabled() else out
+        if out.requires_grad and not torch.is_grad_enabled():
+            return out.clone() if private.inside_forward_mode() else out.detach()  # a copy keeps its tangent
+        return out
 
     def checked(self, t: Tensor, y: Tensor) -> Tensor:
         """Evaluate once and make sure that the result is a derivative of ``y``."""
@@ -99,7 +101,7 @@ class Dynamics:
         return out
 
     def raw(self, t: Tensor, y: Tensor) -> Any:
-        """Evaluate on tensors, packing and unpacking tuples; nothing is counted or checked (also used under vmap)."""
+        """Evaluate on tensors, packing and unpacking structures; nothing is counted or checked (also for vmap)."""
         if self.needs_grad:
             return self._with_grad(t, y)
         try:
@@ -117,10 +119,10 @@ class Dynamics:
         recording = torch.is_grad_enabled()
         if y.requires_grad and recording:
             return self._call(t, y)
-        y = y.detach().requires_grad_()
+        y = _differentiable(y)
         with torch.enable_grad():
             out = self._call(t, y)
-        if recording and isinstance(out, Tensor) and not private.inside_transform():
+        if recording and isinstance(out, Tensor) and not private.is_transformed():
             # Where f depends on nothing that requires grad but this copy of y, there is nothing to record.
             return out if any(x is not y for x in leaves(out)) else out.detach()
         return out
@@ -134,24 +136,20 @@ class Dynamics:
     def _user(self, t: Tensor, y: Tensor) -> Any:
         if not self.packed:
             return self.f(t, y)
-        parts = self.layout.unpack(y)
-        out = self.f(t, parts)
-        if not isinstance(out, tuple | list) or len(out) != len(parts):
-            got = f"{len(out)} of them" if isinstance(out, tuple | list) else type(out).__name__
-            raise ValueError(f"f must return a tuple of {len(parts)} tensors, as the state is one; got {got}.")
+        layout = self.layout
+        parts = layout.split(y)
+        out = layout.flatten(self.f(t, layout.hold(parts)), "f returned")
         for i, (part, derivative) in enumerate(zip(parts, out, strict=True)):
             if not isinstance(derivative, Tensor):
-                raise TypeError(f"f returned {type(derivative).__name__} for component {i} of the state, not a tensor.")
+                raise TypeError(f"f returned {type(derivative).__name__} for {layout.path(i)}, which is a tensor.")
             if derivative.dtype != part.dtype and not torch.is_autocast_enabled(part.device.type):
-                raise TypeError(
-                    f"f returned dtype {derivative.dtype} for component {i} of the state, which has {part.dtype}."
-                )
+                raise TypeError(f"f returned dtype {derivative.dtype} for {layout.path(i)}, which has {part.dtype}.")
             if derivative.shape != part.shape:
                 raise ValueError(
-                    f"f returned shape {tuple(derivative.shape)} for component {i} of the state, "
+                    f"f returned shape {tuple(derivative.shape)} for {layout.path(i)}, "
                     f"which has shape {tuple(part.shape)}."
                 )
-        return self.layout.pack(tuple(out))
+        return layout.join(out)
 
     def _mend(self, out: Any, y: Tensor) -> Tensor:
         """Accept what is meant (autocast's lower precision), refuse the rest in words."""
@@ -166,6 +164,19 @@ class Dynamics:
         raise TypeError(
             f"f returned dtype {out.dtype}, but the state has {y.dtype}. Cast y0 or the function so that both agree."
         )
+
+
+def _differentiable(y: Tensor) -> Tensor:
+    """The same state for a function that differentiates in it by torch.autograd."""
+    try:
+        return (y.view_as(y) if private.inside_forward_mode() else y.detach()).requires_grad_()
+    except RuntimeError as error:
+        if not private.inside_transform():
+            raise
+        raise ValueError(
+            "f calls torch.autograd.grad or backward() itself, which needs an input that requires grad, and inside "
+            "torch.func none can be made. Use torch.func.grad, vjp or jvp inside f."
+        ) from error
 
 
 # What vmap raises where it cannot evaluate a function.
@@ -203,6 +214,6 @@ def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tens
                 f"The dynamics {type(f.f).__name__} cannot be evaluated as a stack ({reason}); "
                 "their products are computed one after another, which is slower.",
             )
-    if torch.is_grad_enabled() and not ys.requires_grad:
+    if torch.is_grad_enabled() and not ys.requires_grad and not private.is_transformed():
         ys = ys.detach().requires_grad_()  # which backward hooks of modules expect
     return torch.stack([f(t, y) for t, y in zip(ts.unbind(), ys.unbind(), strict=True)])

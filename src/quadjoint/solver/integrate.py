@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from quadjoint.errors import NonFiniteStateError, TooManyStepsError
@@ -15,6 +14,7 @@ from quadjoint.solver.control import Control, GridControl
 from quadjoint.solver.events import EventWatch
 from quadjoint.solver.observe import Collector, Observer, SampleObserver
 from quadjoint.solver.protocols import Nudge, Step, Stepper, VectorField
+from quadjoint.solver.state import is_finite
 
 Jumps = dict[float, Callable[[Tensor], Tensor]]
 
@@ -159,6 +159,11 @@ class Integrator:
             self.stops.pop()
             self.finished = self.finished or not self.stops
 
+    @property
+    def place(self) -> str:
+        """How far the solve has got, for messages."""
+        return f"t = {self.t:.6g}"
+
     def rest(self) -> Callable[[], Observer | SampleObserver]:
         """Observers of what is still to come."""
         return self.observer.rest(self.t)
@@ -233,7 +238,7 @@ def _nudge(after_jump: bool, before_jump: bool, dt: float) -> Nudge:
 
 def _check_finite(y: Tensor, t: float) -> None:
     """Fixed steps are not judged, so their result is looked at once, at the end."""
-    if not bool(torch.isfinite(y).all()):
+    if not is_finite(y):
         raise NonFiniteStateError(
             f"The state is not finite at t = {t:.6g}. Fixed steps may be too long for this problem (try a smaller "
             "options['step_size'] or an adaptive method), or f is not finite."

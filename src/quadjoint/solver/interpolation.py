@@ -5,13 +5,13 @@ from __future__ import annotations
 import bisect
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.solver.protocols import Clock, Step, VectorField
+from quadjoint.solver.protocols import Clock, Nudge, Step, Time, VectorField
 
 
 class DenseOutput:
@@ -48,10 +48,39 @@ class DenseOutput:
         return torch.cat(chunks)[torch.as_tensor(back, device=rows.device)]
 
 
-def hermite_weights(theta: float) -> tuple[float, float, float, float]:
-    """Weights of (y0, y1, h f0, h f1) in the cubic Hermite interpolant at ``theta`` in [0, 1]."""
-    h01 = theta * theta * (3 - 2 * theta)
-    return 1 - h01, h01, theta * (1 - theta) ** 2, theta * theta * (theta - 1)
+# Coefficients of theta, theta^2 and theta^3 in the cubic Hermite polynomial, of (y1 - y0, h f0, h f1).
+HERMITE = np.array([[0.0, 3.0, -2.0], [1.0, -2.0, 1.0], [0.0, -1.0, 1.0]])
+
+
+Numbers = TypeVar("Numbers", np.ndarray, Tensor)
+
+
+def powers(theta: Numbers, degree: int) -> Numbers:
+    """theta, theta^2, ... along a new last dimension; theta may be a tensor that is differentiated in."""
+    if isinstance(theta, Tensor):
+        return torch.stack([theta**d for d in range(1, degree + 1)], dim=-1)
+    return np.power.outer(theta, np.arange(1, degree + 1))
+
+
+class Polynomial:
+    """A step as y0 + sum_d c_d theta^d: less to keep than its stages."""
+
+    __slots__ = ("coefficients", "nudge", "slope", "t0", "t1", "y0")
+
+    def __init__(self, step: Step, coefficients: Tensor, *, slope: bool, nudge: Nudge = (0, 0)) -> None:
+        self.t0, self.t1, self.y0, self.coefficients = step.t0, step.t1, step.y0, coefficients
+        self.nudge, self.slope = nudge, slope  # whether the first coefficient is h f(t0, y0)
+
+    def states(self, theta: Numbers) -> Tensor:
+        """At fractions of the step, flat: shape (len(theta), numbers)."""
+        weights = torch.as_tensor(powers(theta, len(self.coefficients)), dtype=self.y0.dtype, device=self.y0.device)
+        return torch.addmm(self.y0.reshape(1, -1), weights, self.coefficients)
+
+    def start(self) -> tuple[Tensor, Tensor] | None:
+        """The state at the start and the derivative there, if it was a stage of the step."""
+        if not self.slope:
+            return None
+        return self.y0, (self.coefficients[0] / (self.t1 - self.t0)).reshape(self.y0.shape)
 
 
 class HermiteStep:
@@ -101,20 +130,29 @@ class HermiteStep:
         out.linear = False
         return out
 
-    def _blend(self, theta: Any, h: Any) -> Tensor:
+    def polynomial(self) -> Polynomial:
+        return self._polynomial(self.t1 - self.t0)
+
+    def _polynomial(self, h: Time) -> Polynomial:
+        """The polynomial of a step of length h, which may be differentiated in."""
+        rise = (self.y1 - self.y0).reshape(1, -1)
         if self.linear:
-            return self.y0 + theta * (self.y1 - self.y0)
-        w0, w1, v0, v1 = hermite_weights(theta)
-        return w0 * self.y0 + w1 * self.y1 + (v0 * h) * self.f0 + (v1 * h) * self.f1
+            return Polynomial(self, rise, slope=False)
+        parts = torch.cat([rise, (self.f0 * h).reshape(1, -1), (self.f1 * h).reshape(1, -1)])
+        table = torch.as_tensor(HERMITE.T.copy(), dtype=parts.dtype, device=parts.device)
+        return Polynomial(self, table @ parts, slope=self.exact_slopes)
 
     def evaluate(self, times: Sequence[float]) -> Tensor:
-        h = self.t1 - self.t0
-        return torch.stack([self.y1 if t == self.t1 else self._blend((t - self.t0) / h, h) for t in times])
+        theta = (np.asarray(times, dtype=np.float64) - self.t0) / (self.t1 - self.t0)
+        out = self.polynomial().states(theta).reshape(len(times), *self.y0.shape)
+        if times[-1] == self.t1:
+            out = torch.cat([out[:-1], self.y1[None]])
+        return out
 
     def evaluate_at(self, times: Tensor) -> Tensor:
         t0, t1 = self.clock if self.clock is not None else (self.t0, self.t1)
-        h = t1 - t0
-        return torch.stack([self._blend(((t - t0) / h).to(self.y0.dtype), h) for t in times])
+        states = self._polynomial(t1 - t0).states((times - t0) / (t1 - t0))
+        return states.reshape(len(times), *self.y0.shape)
 
     def scatter(self, rows: Tensor, times: np.ndarray) -> Tensor:
         states = self.evaluate(times.tolist())

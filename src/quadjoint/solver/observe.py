@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.solver.protocols import Step
+from quadjoint.solver.rows import Rows
 
 
 class Collector(Protocol):
@@ -35,7 +36,7 @@ class Observer:
         self.points = points  # the same times as a tensor, where they are differentiated on a fixed grid
         self.start = self.times[0] if start is None else start
         self.next = 1 if start is None else 0
-        self.chunks: list[Tensor] = []
+        self.states = Rows()
         self.sign = -1.0 if self.times[-1] < self.start else 1.0
 
     @property
@@ -44,7 +45,7 @@ class Observer:
 
     def begin(self, y0: Tensor) -> None:
         if self.next == 1:
-            self.chunks.append(y0[None])
+            self.states.add(y0[None])
 
     def rest(self, t: float) -> Callable[[], Observer]:
         """Observers of what is still to come at ``t``."""
@@ -57,11 +58,11 @@ class Observer:
         if self.next == first:
             return
         if self.next - first == 1 and times[first] == step.t1:
-            self.chunks.append(step.y1[None])
+            self.states.add(step.y1[None])
         elif self.points is not None and step.clock is not None:
-            self.chunks.append(step.evaluate_at(self.points[first : self.next]))
+            self.states.add(step.evaluate_at(self.points[first : self.next]))
         else:
-            self.chunks.append(step.evaluate(times[first : self.next]))
+            self.states.add(step.evaluate(times[first : self.next]))
 
     def finish_at(self, time: float, step: Step) -> None:
         """End at an event inside ``step`` instead of at the last time."""
@@ -70,7 +71,7 @@ class Observer:
 
     def take(self) -> Tensor:
         """What was collected since the last call, in the order of time; a copy, which the caller may change."""
-        return _joined(self)
+        return self.states.take()[0]
 
     def arrange(self, values: Tensor) -> Tensor:
         """All that was collected, as the result of the solve."""
@@ -90,7 +91,7 @@ class SampleObserver:
         self.shape = times.T.shape
         self.rows = self.order % times.shape[0]
         self.start, self.next = 0.0, int(np.searchsorted(self.sorted, 0.0, side="right"))
-        self.chunks: list[Tensor] = []
+        self.states = Rows()
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -101,14 +102,14 @@ class SampleObserver:
 
         def fresh() -> SampleObserver:
             out = copy.copy(self)
-            out.sorted, out.rows, out.start, out.next, out.chunks = times, rows, t, 0, []
+            out.sorted, out.rows, out.start, out.next, out.states = times, rows, t, 0, Rows()
             return out
 
         times, rows = self.sorted[self.next :], self.rows[self.next :]
         return fresh
 
     def begin(self, y0: Tensor) -> None:
-        self.chunks.append(y0[self.index(0, self.next, y0.device)])
+        self.states.add(y0[self.index(0, self.next, y0.device)])
 
     def index(self, first: int, last: int, device: torch.device) -> Tensor:
         """The samples of the observations ``first`` to ``last`` in order of time."""
@@ -119,11 +120,11 @@ class SampleObserver:
         self.next = int(np.searchsorted(self.sorted, step.t1, side="right"))
         if self.next > first:
             rows = self.index(first, self.next, step.y0.device)
-            self.chunks.append(step.scatter(rows, self.sorted[first : self.next]))
+            self.states.add(step.scatter(rows, self.sorted[first : self.next]))
 
     def take(self) -> Tensor:
         """As ``Observer.take``; one row for each observation of a sample, shape (n, *sample)."""
-        return _joined(self)
+        return self.states.take()[0]
 
     def arrange(self, values: Tensor) -> Tensor:
         """All that was collected, shape (K, B, *sample)."""
@@ -131,8 +132,3 @@ class SampleObserver:
         back[self.order] = np.arange(len(self.order))
         out = values[torch.as_tensor(back, device=values.device)]
         return out.reshape(*self.shape, *values.shape[1:])
-
-
-def _joined(observer: Observer | SampleObserver) -> Tensor:
-    chunks, observer.chunks = observer.chunks, []
-    return torch.cat(chunks) if len(chunks) > 1 else chunks[0].clone()

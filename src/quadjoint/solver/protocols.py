@@ -7,10 +7,13 @@ Whatever satisfies `Stepper` can be given as ``method=``, and whatever satisfies
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from quadjoint.solver.interpolation import Polynomial
 
 Time = float | Tensor
 Number = TypeVar("Number", float, Tensor)
@@ -63,6 +66,9 @@ class Step(Protocol):
     def scatter(self, rows: Tensor, times: np.ndarray) -> Tensor:
         """The state of sample ``rows[m]`` at ``times[m]``: one row of the batch each, shape (m, *sample)."""
 
+    def polynomial(self) -> Polynomial | None:
+        """The states between the ends as a polynomial, if they are one."""
+
     def smooth(self) -> Step:
         """The step with the method's own continuous extension, also if observations are made on straight lines."""
 
@@ -107,6 +113,7 @@ class Stepper(Protocol):
     transposable: bool = False  # its steps are explicit Runge-Kutta steps, which "discrete" transposes
     clocked: bool = False  # its steps can be differentiated in their ends
     keeps_inputs: bool = False  # its steps hold the inputs of their stages
+    evaluations: int = 6  # of f that a step takes, about
     dense_order: int | None = None  # of the continuous extension, if it is known
 
     @property

@@ -1,7 +1,7 @@
 """States of any structure as one tensor, and norms on them.
 
-The solver works on a single tensor. A tensor state keeps its shape; a tuple of tensors is laid out in one flat
-vector, or, where each sample has its own times, in one ``(batch, features)`` matrix.
+The solver works on a single tensor. A tensor state keeps its shape; the tensors of a tuple, a dict or any nesting of
+such are laid out in one flat vector, or, where each sample has its own times, in one ``(batch, features)`` matrix.
 """
 
 from __future__ import annotations
@@ -10,66 +10,126 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
-State = Tensor | tuple[Tensor, ...]
+from quadjoint.autograd import private
+from quadjoint.solver.structure import Structure
+
+State = Tensor | tuple[Any, ...] | list[Any] | dict[Any, Any]  # tensors, nested in any way
 Norm = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tuple of tensors lies in one tensor; ``shapes`` is None for a state that is a tensor already."""
+    """How several tensors lie in one; ``shapes`` is None for a state that is a tensor already.
+
+    ``structure`` is what holds them, None for a plain tuple.
+    """
 
     shapes: tuple[torch.Size, ...] | None = None
     batched: bool = False  # keep the leading dimension: (batch, features)
+    structure: Structure | None = None
 
     @classmethod
     def of(cls, y0: State, batched: bool = False) -> Layout:
         if isinstance(y0, Tensor):
             return cls()
-        return cls(tuple(part.shape for part in y0), batched)
+        structure = Structure.of(y0)
+        return cls(tuple(part.shape for part in structure.flatten(y0)), batched, structure)
 
-    def pack(self, parts: State) -> Tensor:
+    def flatten(self, state: Any, says: str = "") -> Sequence[Any]:
+        """The tensors of a state that is not one tensor; ``says`` begins the sentence about another structure."""
+        return state if self.structure is None else self.structure.flatten(state, says)
+
+    def path(self, index: int) -> str:
+        """How a tensor of the state is written in Python, the state being y."""
+        return f"y[{index}]" if self.structure is None else self.structure.paths("y")[index]
+
+    def pack(self, state: Any) -> Tensor:
+        """The state as one tensor."""
         if self.shapes is None:
-            assert isinstance(parts, Tensor)
-            return parts
+            assert isinstance(state, Tensor)
+            return state
+        return self.join(self.flatten(state))
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """The tensors of a state, in order, as one."""
         if self.batched:
             return torch.cat([part.reshape(part.shape[0], -1) for part in parts], dim=1)
         return torch.cat([part.reshape(-1) for part in parts])
 
-    def unpack(self, y: Tensor, leading: int = 0) -> State:
+    def unpack(self, y: Tensor, leading: int = 0) -> Any:
         """Undo ``pack``; the first ``leading`` dimensions of ``y`` (observations, a stack) are kept."""
         if self.shapes is None:
             return y
+        return self.hold(self.split(y, leading))
+
+    def hold(self, parts: Sequence[Tensor]) -> Any:
+        """The state made of its tensors."""
+        return tuple(parts) if self.structure is None else self.structure.unflatten(iter(parts))
+
+    def split(self, y: Tensor, leading: int = 0) -> list[Tensor]:
+        """Undo ``join``."""
+        if self.shapes is None:
+            return [y]
         lead = y.shape[:leading]
         parts, start = [], 0
         for shape in self.shapes:
             size = math.prod(shape[1:] if self.batched else shape)
             parts.append(y[..., start : start + size].reshape((*lead, *shape)))
             start += size
-        return tuple(parts)
+        return parts
 
-    def tolerance(self, name: str, value: float | Tensor | Sequence[float | Tensor]) -> float | Tensor:
-        """A tolerance per component of a tuple becomes a tolerance per entry of the packed state."""
+    def tolerance(self, name: str, value: Any) -> float | Tensor:
+        """A tolerance per tensor of the state becomes a tolerance per entry of the packed state.
+
+        It has the structure of the state; a number stands for all the tensors at its place.
+        """
         if isinstance(value, Real | Tensor):
-            return value
-        if not isinstance(value, list | tuple):
+            return value  # type: ignore[return-value]
+        if not isinstance(value, list | tuple | dict):
             raise TypeError(f"{name} must be a number, a tensor or a tuple of them; got {type(value).__name__}.")
         if self.shapes is None:
-            raise TypeError(f"{name} is a sequence, which needs a tuple state; got a tensor state.")
-        if len(value) != len(self.shapes):
-            raise ValueError(f"{name} has {len(value)} entries, but the state has {len(self.shapes)} tensors.")
-        parts = [torch.as_tensor(v).expand(s) for v, s in zip(value, self.shapes, strict=True)]
-        return self.pack(tuple(parts))
+            raise TypeError(
+                f"{name} is a {type(value).__name__}, but the state is a tensor; give a number, or a tensor of one "
+                "for each entry."
+            )
+        assert self.structure is not None
+        parts = self.structure.flatten(value, f"{name} has", spread=True)
+        for part, path in zip(parts, self.structure.paths(name), strict=True):
+            if not isinstance(part, Real | Tensor):
+                raise TypeError(f"{path} must be a number or a tensor; got {type(part).__name__}.")
+        wide = (torch.as_tensor(part, dtype=torch.float64, device="cpu") for part in parts)
+        return self.join([part.expand(shape) for part, shape in zip(wide, self.shapes, strict=True)])
 
     def norm(self, norm: Callable[..., Tensor] | None) -> Norm:
         """The norm on packed states: the user's (which sees the user's structure), or the default one."""
         if self.shapes is None:
             return norm or rms_norm
-        inner: Callable[..., Tensor] = norm or mixed_norm
-        return lambda y: inner(self.unpack(y))
+        if norm is None:
+            return lambda y: mixed_norm(self.split(y))
+        return lambda y: norm(self.unpack(y))
+
+
+def is_finite(y: Tensor) -> bool:
+    """Whether all entries are finite; those that ``torch.func.vmap`` hides are taken to be."""
+    try:
+        return bool(torch.isfinite(y).all())
+    except RuntimeError:
+        if not private.inside_transform():
+            raise
+        return True
+
+
+def error_ratio(
+    error: Tensor, y0: Tensor, y1: Tensor, *, rtol: float | Tensor, atol: float | Tensor, norm: Norm
+) -> Tensor:
+    """Size of an error in units of atol + rtol * max(abs(y0), abs(y1)), in each entry."""
+    scale = torch.maximum(y0.abs(), y1.abs()).mul_(rtol).add_(atol)
+    return norm(error / scale)
 
 
 def rms_norm(y: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quadjoint.autograd import private
 from quadjoint.solver.methods.catalogue import runge_kutta_of
 from quadjoint.solver.spec import Method
 
@@ -20,7 +21,7 @@ def check_times(t: Tensor, name: str = "t") -> np.ndarray:
         raise TypeError(f"{name} must be floating point; got {t.dtype}. Use {name}.to(torch.float64).")
     if t.ndim not in (1, 2) or t.shape[-1] == 0:
         raise ValueError(f"{name} must have shape (K,) or, with times per sample, (B, K); got {tuple(t.shape)}.")
-    values = t.detach().to("cpu", torch.float64).numpy()
+    values = _on_the_host(t, name)
     if t.ndim == 1 and not np.isfinite(values).all():
         raise ValueError(
             f"{name} must be finite; entry {int(np.argmin(np.isfinite(values)))} is {values[~np.isfinite(values)][0]}."
@@ -39,6 +40,19 @@ def check_times(t: Tensor, name: str = "t") -> np.ndarray:
             where = f"{name}[{b}]" if t.ndim == 2 else name
             raise ValueError(f"{where} must be strictly increasing or strictly decreasing; got {_short(kept)}.")
     return values
+
+
+def _on_the_host(t: Tensor, name: str) -> np.ndarray:
+    numbers = t.detach().to("cpu", torch.float64)
+    if not private.inside_transform():
+        return numbers.numpy()
+    try:
+        return np.array(numbers.tolist())  # tensors of a transform have no memory of their own
+    except RuntimeError as error:
+        raise ValueError(
+            f"{name} cannot be mapped over by torch.func.vmap. Instead, give {name} of shape (B, K), with times for "
+            "each of the B samples in y0."
+        ) from error
 
 
 def _short(values: np.ndarray) -> str:

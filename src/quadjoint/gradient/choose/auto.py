@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from quadjoint.autograd import private
 from quadjoint.gradient.base import Gradient, Task
-from quadjoint.gradient.choose.cost import TYPICAL_EVALUATIONS, cheapest, predict
+from quadjoint.gradient.choose.cost import TYPICAL_EVALUATIONS, decide, predict
 from quadjoint.gradient.choose.measure import memory_bytes, sizes_of
 from quadjoint.gradient.collocation.gauss_legendre import GaussLegendre
 from quadjoint.gradient.direct import Direct
@@ -61,11 +61,9 @@ class Auto(Gradient):
         costs = predict(sizes_of(task, first.activation_bytes), limit // 2)
         if not self.exact:
             costs["gq"] = GaussLegendre().predict(task, first.activation_bytes or 0, evaluations=TYPICAL_EVALUATIONS)
-        best = cheapest(costs, limit)
-        shown = ", ".join(f"{n} {c.seconds * 1e3:.3g} ms {c.bytes / 2**20:.3g} MiB" for n, c in costs.items())
-        reason = f"{best}: of {shown} for {TYPICAL_EVALUATIONS} evaluations, the fastest within {limit / 2**20:.4g} MiB"
-        if best == "direct":
-            return Choice(Direct(memory_limit=limit), reason)
-        if best == "gq":
-            return Choice(GaussLegendre(), reason)
-        return Choice(DiscreteAdjoint(mode=best, memory_limit=limit), reason)
+        decision = decide(costs, limit=limit)
+        if decision.name == "direct":
+            return Choice(Direct(memory_limit=limit), decision.reason)
+        if decision.name == "gq":
+            return Choice(GaussLegendre(), decision.reason)
+        return Choice(DiscreteAdjoint(mode=decision.name, memory_limit=limit), decision.reason)

@@ -106,9 +106,24 @@ def _traffic(parameter_bytes: int) -> float:
     return 3.0 * parameter_bytes / (NEAR_RATE if parameter_bytes <= FAR_BYTES else FAR_RATE)
 
 
-def cheapest(costs: dict[str, Estimate], limit: float = math.inf) -> str:
-    """The fastest within ``limit`` bytes; where none fits, the one that needs the least."""
+@dataclass(frozen=True)
+class Decision:
+    """A method, or a mode of one, and why: its name, a colon, and a clause."""
+
+    name: str
+    reason: str
+
+
+def decide(costs: dict[str, Estimate], *, evaluations: int = TYPICAL_EVALUATIONS, limit: float = math.inf) -> Decision:
+    """The one choice among methods, among the modes of "discrete" and among the ways to solve collocation equations.
+
+    It is the fastest of those that keep no more than ``limit`` bytes; if none does, the one that keeps the least.
+    """
     fitting = {name: c for name, c in costs.items() if c.bytes <= limit}
     if fitting:
-        return min(fitting, key=lambda name: fitting[name].seconds)
-    return min(costs, key=lambda name: costs[name].bytes)
+        name, why = min(fitting, key=lambda n: fitting[n].seconds), "the fastest"
+    else:
+        name, why = min(costs, key=lambda n: costs[n].bytes), "none fits, this keeps the least"
+    shown = ", ".join(f"{n} {c.seconds * 1e3:.3g} ms {c.bytes / 2**20:.3g} MiB" for n, c in costs.items())
+    within = f" within {limit / 2**20:.4g} MiB" if math.isfinite(limit) else ""
+    return Decision(name, f"{name}: of {shown} for {evaluations} evaluations, {why}{within}")

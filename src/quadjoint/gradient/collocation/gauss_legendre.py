@@ -24,7 +24,7 @@ from torch import Tensor
 
 from quadjoint.errors import nearest
 from quadjoint.gradient.base import Gradient, Gradients, Task
-from quadjoint.gradient.choose.cost import Estimate, cheapest, predict_collocation
+from quadjoint.gradient.choose.cost import Estimate, decide, predict_collocation
 from quadjoint.gradient.choose.measure import sample_size, samples, sizes_of
 from quadjoint.gradient.collocation.accuracy import refine
 from quadjoint.gradient.collocation.collocate import Sweep
@@ -107,9 +107,11 @@ class GaussLegendre(Gradient):
             going = Sweep(task, products, cotangents, rule, _tolerance(task.spec, self.rtol, depth))
             panels = memory.panels(task, event, cotangents, depth)
             if dense:
-                going.solve_dense(panels, size=together)
+                right = going.solve_dense(panels, size=together)
+                task.say("small systems, solved at once" if right else "small systems were wrong, so it was iterated")
             else:
                 going.iterate(panels)
+                task.say("iterated")
             task.stats.gradient_error = going.estimate.relative()
             return cotangents.at_start(going.a.view(task.f.shape)), products.finish()
 
@@ -121,7 +123,7 @@ class GaussLegendre(Gradient):
     def predict(self, task: Task, activation_bytes: int, *, evaluations: int) -> Estimate:
         """What this gradient would cost after a forward solve of so many evaluations of f."""
         stepper = task.spec.solver.stepper
-        steps = max(1, evaluations // max(1, getattr(stepper, "stages", 7) - 1))
+        steps = max(1, evaluations // stepper.evaluations)
         nodes = self.nodes or math.ceil((stepper.order + 1) / 2)
         sizes = sizes_of(task, activation_bytes, evaluations)
         together = self._together(task.f, activation_bytes, nodes)
@@ -137,7 +139,7 @@ class GaussLegendre(Gradient):
             return "iterate"
         together = self._together(f, activation_bytes, nodes)
         costs = predict_collocation(sizes_of(task, activation_bytes), steps=steps, nodes=nodes, together=together)
-        return cheapest(costs)
+        return decide(costs).name
 
     def _together(self, f: Dynamics, activation_bytes: int, nodes: int) -> int:
         """How many steps are solved at once."""

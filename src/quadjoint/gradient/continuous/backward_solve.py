@@ -161,7 +161,7 @@ class _Sweep:
             integral.nodes,
             self.task,
             self.products,
-            split=lambda state: self.layout.unpack(state)[:2],  # type: ignore[arg-type, return-value]
+            split=lambda states: self.layout.unpack(states, leading=1)[:2],
             order=order,
             breaks=ordered,
         )

@@ -14,8 +14,9 @@ from quadjoint.gradient.base import Task
 from quadjoint.gradient.products import Products
 from quadjoint.quadrature import Heuristic, NodePolicy, Span
 from quadjoint.solver.protocols import Step
+from quadjoint.solver.rows import Rows
 
-Split = Callable[[Tensor], tuple[Tensor, Tensor]]  # backward state to (z, a)
+Split = Callable[[Tensor], tuple[Tensor, Tensor]]  # backward states, stacked, to (z, a)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class QuadratureSum:
                 nodes = sorted(self._nodes(start, end), key=lambda node: abs(node[0] - start))
                 self.pending += [(start, t, w) for t, w in nodes]
         self.position = 0
-        self.batch: list[tuple[float, Tensor, Tensor]] = []
+        self.rows = Rows()  # times, states and weighted adjoints of nodes that wait
         self.size = products.stack_size()
 
     def _nodes(self, start: float, end: float) -> list[tuple[float, float]]:
@@ -84,17 +85,17 @@ class QuadratureSum:
 
     def _collect(self, step: Step, nodes: Sequence[tuple[float, float]]) -> None:
         self.task.stats.quadrature_nodes += len(nodes)
-        for first in range(0, len(nodes), self.size):
-            part = nodes[first : first + self.size]
-            for (t, w), state in zip(part, step.evaluate([t for t, _ in part]), strict=True):
-                z, a = self.split(state)
-                self.batch.append((t, z, a * (self.sign * w)))
-                if len(self.batch) >= self.size:
-                    self.flush()
+        while nodes:
+            room = self.size - self.rows.count
+            part, nodes = nodes[:room], nodes[room:]
+            z, a = self.split(step.evaluate([t for t, _ in part]))
+            table = torch.tensor([(t, self.sign * w) for t, w in part], dtype=torch.float64)
+            weights = table[:, 1].to(a).reshape(-1, *(1,) * (a.ndim - 1))
+            self.rows.add(table[:, 0], z, a * weights)
+            if self.rows.count >= self.size:
+                self.flush()
 
     def flush(self) -> None:
         """Evaluate the nodes that wait, all at once."""
-        if self.batch:
-            times, zs, a = zip(*self.batch, strict=True)
-            self.products.stacked(times, torch.stack(zs), torch.stack(a))
-            self.batch = []
+        if self.rows.count:
+            self.products.add_stack(*self.rows.take())

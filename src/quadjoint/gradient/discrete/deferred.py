@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from quadjoint.autograd import private
 from quadjoint.autograd.recorded import Graph
 from quadjoint.gradient.products import CHUNK_ROWS, LEAST_BYTES, Products
+from quadjoint.solver.rows import Rows
 
 Layer = tuple[int, int | None]  # indices of weight and bias among the parameters
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -31,7 +32,7 @@ class DeferredLinear(TorchFunctionMode):
         self.index = {id(p): i for i, p in enumerate(params)}
         self.products: Products | None = None  # where the sums are, while a backward pass of ours runs
         self.task: int | None = None
-        self.noted: dict[Layer, tuple[list[Tensor], list[Tensor]]] = {}
+        self.noted: dict[Layer, Rows] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.linear and not kwargs and len(args) == 3 and self._is_layer(*args[1:]):
@@ -78,18 +79,16 @@ class DeferredLinear(TorchFunctionMode):
 
     def note(self, layer: Layer, x: Tensor, g: Tensor) -> None:
         """Keep one pair of a layer; its product is made once there are enough rows."""
-        xs, gs = self.noted.setdefault(layer, ([], []))
-        xs.append(x.reshape(-1, x.shape[-1]))
-        gs.append(g.reshape(-1, g.shape[-1]))
         assert self.products is not None
+        rows = self.noted.setdefault(layer, Rows())
+        rows.add(x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1]))
         allowed = max(LEAST_BYTES, self.params[layer[0]].numel() * g.element_size())
-        rows, size = len(xs) * len(xs[0]), (xs[0].shape[-1] + gs[0].shape[-1]) * g.element_size()
-        if rows >= CHUNK_ROWS or (rows + len(xs[0])) * size > allowed:
+        size = (x.shape[-1] + g.shape[-1]) * g.element_size()
+        if rows.count >= CHUNK_ROWS or (rows.count + len(rows.parts[0][0])) * size > allowed:
             self._add(layer, self.products)
 
     def _add(self, layer: Layer, products: Products) -> None:
-        (weight, bias), (xs, gs) = layer, self.noted.pop(layer)
-        g, x = torch.cat(gs), torch.cat(xs)
+        (weight, bias), (x, g) = layer, self.noted.pop(layer).take()
         products.stats.vjp_params += 1
         products.add_product(weight, g.T, x)
         if bias is not None:

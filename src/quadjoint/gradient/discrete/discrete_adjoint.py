@@ -18,7 +18,7 @@ from quadjoint.autograd.aliases import Aliases
 from quadjoint.autograd.recorded import NOTHING, is_recorded_already
 from quadjoint.errors import nearest
 from quadjoint.gradient.base import Gradient, Gradients, Task
-from quadjoint.gradient.choose.cost import cheapest, predict
+from quadjoint.gradient.choose.cost import decide, predict
 from quadjoint.gradient.choose.measure import sizes_of
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.discrete.checkpoints import StepRecorder
@@ -86,26 +86,36 @@ class DiscreteAdjoint(Gradient):
     def recorder(self, task: Task, first: First | None) -> _Memory:
         stages = self.keep == "stages" and self.max_states is None and task.spec.solver.stepper.keeps_inputs
         aliases = Aliases(task.params)
-        mode = "joint" if aliases else self._mode(task, first)
-        task.stats.reason = task.stats.reason or f"discrete, {mode}"
+        mode = self._mode(task, first)
+        if aliases and mode != "joint":
+            mode = "joint"
+            task.say("products are joint, as parameters have hooks")
+        elif self.mode == "auto":
+            task.say(f"products are {mode}")
         deferred = DeferredLinear(task.params) if mode == "stacked" else None
         left = 0
-        if stages and first is not None and not is_recorded_already() and task.spec.solver.points is None:
-            allowed = self.activations if self.memory_limit is None else self.memory_limit // 2
-            if first.activation_bytes is not None:
-                left = allowed // max(1, first.activation_bytes)
+        if stages and not is_recorded_already() and task.spec.solver.points is None:
+            size = None if first is None else first.activation_bytes
+            left = 0 if size is None else self._allowance // max(1, size)
         within = aliases if aliases else deferred or NOTHING
         # The first evaluation was recorded without aliases.
         flow = Tape(task.f, first, left=left, within=within, keep_first=not aliases)
         states = None if self.memory_limit is None else self.memory_limit // (2 if left else 1)
-        return _Memory(flow, stages, self.max_states, states, aliases, deferred)
+        memory = _Memory(flow, stages=stages, max_states=self.max_states, max_bytes=states)
+        memory.task, memory.aliases, memory.deferred = task, aliases, deferred
+        return memory
+
+    @property
+    def _allowance(self) -> int:
+        """Bytes of activations that may be kept."""
+        return self.activations if self.memory_limit is None else self.memory_limit // 2
 
     def _mode(self, task: Task, first: First | None) -> str:
         """The mode asked for, or that with the least predicted cost."""
         if self.mode != "auto":
             return self.mode
-        costs = predict(sizes_of(task, None if first is None else first.activation_bytes), self.activations)
-        return cheapest({name: costs[name] for name in ("joint", "stacked")})
+        costs = predict(sizes_of(task, None if first is None else first.activation_bytes), self._allowance)
+        return decide({name: costs[name] for name in ("joint", "stacked")}).name
 
     def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
         if task.spec.solver.points is not None:
@@ -118,14 +128,10 @@ class DiscreteAdjoint(Gradient):
 class _Memory(StepRecorder):
     """The recorded steps, and how their graphs were recorded."""
 
-    def __init__(
-        self,
-        flow: Tape,
-        stages: bool,
-        max_states: int | None,
-        max_bytes: int | None,
-        aliases: Aliases,
-        deferred: DeferredLinear | None,
-    ) -> None:
-        super().__init__(flow, stages=stages, max_states=max_states, max_bytes=max_bytes)
-        self.aliases, self.deferred = aliases, deferred
+    task: Task
+    aliases: Aliases
+    deferred: DeferredLinear | None
+
+    def _keep_states(self) -> None:
+        self.task.say("memory ran short, so stages are computed again")
+        super()._keep_states()

@@ -14,6 +14,7 @@ from quadjoint.gradient.base import Task
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.discrete.checkpoints import StepRecord
 from quadjoint.solver.methods.runge_kutta import RungeKutta
+from quadjoint.solver.methods.stages import stage_nudge, stage_time
 from quadjoint.solver.protocols import Time
 
 
@@ -93,10 +94,8 @@ class StepTransposer:
 
     def stage_time(self, record: StepRecord, i: int) -> Time:
         """When stage i was evaluated, to the last bit: just inside the step at a discontinuity."""
-        c = self.method.nodes[i]
+        c, nudge = self.method.nodes[i], stage_nudge(self.method.nodes[i], record.nudge)
         if record.clock is not None:
-            t0, t1 = record.clock
-            return t1 if c == 1.0 else t0 + c * (t1 - t0)
-        t = record.t1 if c == 1.0 else record.t0 + c * (record.t1 - record.t0)
-        nudge = record.nudge[0] if c == 0.0 else record.nudge[1] if c == 1.0 else 0
-        return float(self.task.f.time(t, nudge)) if nudge else t
+            return stage_time(c, record.clock, record.clock[1] - record.clock[0])
+        t = stage_time(c, (record.t0, record.t1), record.t1 - record.t0)
+        return float(self.task.f.time(t, nudge)) if nudge else float(t)

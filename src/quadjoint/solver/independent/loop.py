@@ -261,6 +261,11 @@ class SampleIntegrator:
         self.observer.finish(self.first + len(out.taken), self.y, rows)
         out.status = Status(self.codes, ended_at)
 
+    @property
+    def place(self) -> str:
+        """How far the solve has got, for messages."""
+        return f"step {self.first + len(self.out.taken)}"
+
     def rest(self) -> Callable[[], StepObserver]:
         """Observers of what is still to come."""
         return self.observer.rest()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quadjoint.autograd import private
 from quadjoint.errors import nearest
 from quadjoint.solver.control import AdaptiveControl, FreeControl, GridControl, StepSettings
 from quadjoint.solver.controllers import controller_of
@@ -106,7 +107,7 @@ def make_solver(method: Method, options: dict[str, Any], problem: InitialValue, 
         return Solver(method, stepper, partial(AdaptiveControl, settings, stepper.order), settings)
     points = make_grid(options, problem)
     grid = points.detach().to("cpu", torch.float64).tolist()
-    tracked = points if points.requires_grad and stepper.clocked else None
+    tracked = points if private.is_differentiated(points) and stepper.clocked else None
     perturb = bool(options.get("perturb", False))
     limit = settings.max_num_steps if "max_num_steps" in options else 2**31 - 1
     control = partial(GridControl, grid, tracked, perturb=perturb, max_num_steps=limit)

@@ -1,6 +1,6 @@
 """Runge-Kutta steps under ``torch.compile``: one graph a step, for the forward and, by AOTAutograd, the backward pass.
 
-The graph takes t, dt and the tolerances as tensors, so that none of them causes a recompilation. It is kept per
+The graph takes times and tolerances as tensors, so that none of them causes a recompilation. It is kept per
 function and method; shapes and dtypes are guarded by torch.compile itself.
 """
 
@@ -20,10 +20,11 @@ from quadjoint.errors import SolveError, warn_once
 from quadjoint.solver.clocks import LinearMap
 from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep
+from quadjoint.solver.methods.stages import take_stages, weighted
 from quadjoint.solver.protocols import Clock, Nudge, VectorField
 from quadjoint.solver.remembered import remembered
 from quadjoint.solver.spec import Spec
-from quadjoint.solver.state import rms_norm
+from quadjoint.solver.state import error_ratio, rms_norm
 
 _numbers = itertools.count()
 # On small networks the Python wrapper of a graph costs more than its kernels, hence the C++ one.
@@ -119,7 +120,7 @@ class CompiledRungeKutta(RungeKutta):
 
     def call(self, t0: float, t1: float, y: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Run the graph: end of the step, stacked stages, error in units of the tolerance."""
-        times = torch.tensor([t0, t1 - t0], dtype=self.dynamics.time_dtype, device=y.device)
+        times = torch.tensor([t0, t1, t1 - t0], dtype=self.dynamics.time_dtype, device=y.device)
         if not self.traced:
             # The tracer gives warnings about itself, which must not become errors.
             with warnings.catch_warnings():
@@ -171,7 +172,7 @@ def _parts(f: Dynamics) -> tuple[Any, Callable[..., Tensor], tuple[Tensor, ...]]
         own, clock = extra[:count], extra[count:]
         if clock:
             t = clock[0] + t * clock[1]
-        out = layout.pack(tuple(inner(t, layout.unpack(y), *own))) if packed else inner(t, y, *own)
+        out = layout.pack(inner(t, layout.unpack(y), *own)) if packed else inner(t, y, *own)
         return out * clock[1] if clock else out
 
     if isinstance(mapped, LinearMap):
@@ -180,38 +181,19 @@ def _parts(f: Dynamics) -> tuple[Any, Callable[..., Tensor], tuple[Tensor, ...]]
 
 
 def _step_function(evaluate: Callable[..., Tensor], method: RungeKutta, with_ratio: bool) -> Callable[..., Any]:
-    rows, nodes, weights = method.rows, method.nodes, method.weights
-    error_weights, stages, fsal = method.error_weights, method.stages, method.fsal
-
     def step(
-        times: Tensor,
-        y: Tensor,
-        k: Tensor,
-        rtol: Tensor,
-        atol: Tensor,
-        *extra: Tensor,
+        times: Tensor, y: Tensor, k: Tensor, rtol: Tensor, atol: Tensor, *extra: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        t, dt = times[0], times[1]
-        ks = [k]
-        last = y
-        for i in range(1, stages):
-            last = y
-            for j, w in rows[i]:
-                last = last + (w * dt) * ks[j]
-            ks.append(evaluate(t + nodes[i] * dt, last, *extra))
-        end = last
-        if not fsal:
-            end = y
-            for j, w in weights:
-                end = end + (w * dt) * ks[j]
+        def f(t: Any, y: Tensor, nudge: int = 0) -> Tensor:
+            return evaluate(t, y, *extra)
+
+        t0, t1, dt = times.unbind()
+        ks, _, y1 = take_stages(method, f, (t0, t1), y, k, dt=dt, length=dt)
         ratio = None
-        if with_ratio and error_weights is not None:
-            error = torch.zeros_like(y)
-            for j, w in error_weights:
-                error = error + (w * dt) * ks[j].detach()
-            scale = atol + rtol * torch.maximum(y.detach().abs(), end.detach().abs())
-            ratio = (error / scale).abs().square().mean().sqrt()
-        return end, torch.stack(ks), ratio
+        if with_ratio and method.error_weights is not None:
+            error = weighted([k.detach() for k in ks], method.error_weights, dt)
+            ratio = error_ratio(error, y.detach(), y1.detach(), rtol=rtol, atol=atol, norm=rms_norm)
+        return y1, torch.stack(ks), ratio
 
     # torch.compile counts recompilations per code object; each function gets one of its own.
     step.__code__ = step.__code__.replace(co_name=f"step_{next(_numbers)}")

@@ -5,41 +5,18 @@ A stepper does not decide whether a step is good or how long the next one is.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quadjoint.solver.interpolation import Polynomial, powers
+from quadjoint.solver.methods.stages import combine, nonzero, stage_nudge, stage_time, take_stages, weighted
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
-
-
-def combine(
-    y: Tensor, ks: Sequence[Tensor] | dict[int, Tensor], weights: Sequence[tuple[int, float]], dt: Time
-) -> Tensor:
-    """y + dt * sum of weights[j] * ks[j]; ``dt`` may be a tensor with one length for each sample."""
-    if not weights:
-        return y
-    (j, w), *rest = weights
-    if isinstance(dt, Tensor):
-        if not rest:
-            return torch.addcmul(y, ks[j], dt, value=w)
-        out = ks[j] * w
-        for j, w in rest:
-            out.add_(ks[j], alpha=w)
-        return torch.addcmul(y, out, dt)
-    if not rest:
-        return torch.add(y, ks[j], alpha=w * dt)
-    # Summed apart from y, which is then rounded once.
-    out = ks[j] * (w * dt)
-    for j, w in rest:
-        out.add_(ks[j], alpha=w * dt)
-    return y + out
-
-
-def nonzero(row: np.ndarray) -> list[tuple[int, float]]:
-    return [(j, float(w)) for j, w in enumerate(row) if w != 0.0]
 
 
 class RungeKuttaStep:
@@ -93,12 +70,9 @@ class RungeKuttaStep:
     def error(self) -> Tensor | None:
         if self.method.error_weights is None:
             return None
-        dt = self.t1 - self.t0
-        (j, w), *rest = self.method.error_weights
-        out = self.ks[j].detach() * (w * dt)
-        for j, w in rest:
-            out.add_(self.ks[j].detach(), alpha=w * dt)
-        return out if self.lengths is None else out.mul_(self.lengths)
+        with torch.no_grad():
+            out = weighted(self.ks, self.method.error_weights, self.t1 - self.t0)
+            return out if self.lengths is None else out.mul_(self.lengths)
 
     @property
     def lengths(self) -> Tensor | None:
@@ -133,52 +107,46 @@ class RungeKuttaStep:
         if method is self.method:
             self.complete()
             return self
-        out = RungeKuttaStep(
-            method,
-            self.f,
-            t0=self.t0,
-            t1=self.t1,
-            y0=self.y0,
-            y1=self.y1,
-            ks=list(self.ks),
-            inputs=list(self.inputs),
-            dt=self.dt,
-            nudge=self.nudge,
-            clock=self.clock,
-            first_shared=self.first_shared,
-        )
+        out = copy.copy(self)
+        out.method, out.ks, out.inputs = method, list(self.ks), list(self.inputs)
         out.complete()
         self.following = out.carry
         return out
 
-    def stage_time(self, i: int) -> Time:
-        t0, t1 = self.clock if self.clock is not None else (self.t0, self.t1)
-        c = self.method.nodes[i]
-        return t1 if c == 1.0 else t0 + c * (t1 - t0)
-
-    def stage_nudge(self, i: int) -> int:
-        c = self.method.nodes[i]
-        return self.nudge[0] if c == 0.0 else self.nudge[1] if c == 1.0 else 0
-
     def complete(self) -> None:
         """Evaluate the stages that only the continuous extension needs."""
-        tableau = self.method.tableau
+        tableau, ends = self.method.tableau, self.clock or (self.t0, self.t1)
         with torch.set_grad_enabled(self.grad):
             for i in range(len(self.ks), tableau.stages + tableau.extra_stages):
                 if i == tableau.stages and tableau.first_extra_is_next:
                     y = self.y1
                 else:
                     y = combine(self.y0, self.ks, self.method.rows[i], self.dt)
+                c = self.method.nodes[i]
                 self.inputs.append(y)
-                self.ks.append(self.f(self.stage_time(i), y, self.stage_nudge(i)))
+                self.ks.append(self.f(stage_time(c, ends, ends[1] - ends[0]), y, stage_nudge(c, self.nudge)))
 
-    def theta(self, times: Sequence[float]) -> np.ndarray:
+    def theta(self, times: Sequence[float] | np.ndarray) -> np.ndarray:
         return (np.asarray(times, dtype=np.float64) - self.t0) / (self.t1 - self.t0)
 
-    def evaluate(self, times: Sequence[float]) -> Tensor:
+    def dense_weights(self, times: Sequence[float] | np.ndarray) -> Tensor:
+        """Weights of the stages in the states at ``times``, shape (len(times), stages)."""
         self.complete()
         weights = self.method.tableau.dense_weights(self.theta(times)) * (self.t1 - self.t0)
-        out = self.blend(torch.as_tensor(weights, dtype=self.y0.dtype, device=self.y0.device))
+        return torch.as_tensor(weights, dtype=self.y0.dtype, device=self.y0.device)
+
+    def polynomial(self) -> Polynomial:
+        self.complete()
+        table = self.method.tableau.dense
+        dense = torch.as_tensor(table.T * (self.t1 - self.t0), dtype=self.y0.dtype, device=self.y0.device)
+        slope = table[0, 0] == 1.0 and not table[1:, 0].any()
+        coefficients = dense @ self.stacked().reshape(len(self.ks), self.y0.numel())
+        if self.lengths is not None:
+            coefficients = (coefficients.view(-1, *self.y0.shape) * self.lengths).reshape(coefficients.shape)
+        return Polynomial(self, coefficients, slope=slope, nudge=self.nudge)
+
+    def evaluate(self, times: Sequence[float]) -> Tensor:
+        out = self.blend(self.dense_weights(times))
         if times[-1] == self.t1:
             out = self.y1[None] if len(times) == 1 else torch.cat([out[:-1], self.y1[None]])
         return out
@@ -189,8 +157,7 @@ class RungeKuttaStep:
         t0, t1 = self.clock if self.clock is not None else (self.t0, self.t1)
         theta = (times - t0) / (t1 - t0)
         dense = torch.tensor(self.method.tableau.dense, dtype=times.dtype, device=times.device)
-        powers = torch.stack([theta**d for d in range(1, dense.shape[1] + 1)], dim=-1)
-        return self.blend((powers @ dense.T * (t1 - t0)).to(self.y0.dtype))
+        return self.blend((powers(theta, dense.shape[1]) @ dense.T * (t1 - t0)).to(self.y0.dtype))
 
     def stacked(self) -> Tensor:
         """All stages as one tensor, shape (stages, *state)."""
@@ -204,8 +171,7 @@ class RungeKuttaStep:
 
     def scatter(self, rows: Tensor, times: np.ndarray) -> Tensor:
         """The state of sample ``rows[m]`` at ``times[m]``: one row of the batch each, shape (m, *sample)."""
-        theta = self.theta(times)  # type: ignore[arg-type]
-        return self._scatter(rows, self.method.tableau.dense_weights(theta) * (self.t1 - self.t0))
+        return self._scatter(rows, self.dense_weights(times))
 
     def scatter_at(self, rows: Tensor, theta: Tensor) -> Tensor:
         """As ``scatter``, at fractions ``theta`` of the samples' own steps."""
@@ -213,40 +179,26 @@ class RungeKuttaStep:
 
     def spread(self, theta: Tensor) -> Tensor:
         """The states of all samples at fractions ``theta`` of their own steps, shape (m, *state)."""
-        self.complete()
-        return self.blend(self._weights(theta).to(self.y0.dtype))
+        return self.blend(self._weights(theta))
 
-    def _scatter(self, rows: Tensor, weights: Tensor | np.ndarray) -> Tensor:
-        self.complete()
-        w = torch.as_tensor(weights, dtype=self.y0.dtype, device=self.y0.device)
-        k = self.stacked()[:, rows].flatten(2)  # (stages, m, features)
+    def _scatter(self, rows: Tensor, w: Tensor) -> Tensor:
+        k = self.stacked()[:, rows].reshape(len(self.ks), len(rows), -1)  # (stages, m, features)
         out = torch.einsum("ms,smd->md", w, k).reshape(len(rows), *self.y0.shape[1:])
         return (out if self.lengths is None else out * self.lengths[rows]) + self.y0[rows]
 
     def _weights(self, theta: Tensor) -> Tensor:
-        """The weights of the stages in units of the step's length, on the device, shape (m, stages)."""
+        """As ``dense_weights`` at fractions of the samples' own steps, in units of their lengths."""
+        self.complete()
         dense = torch.tensor(self.method.tableau.dense, dtype=theta.dtype, device=theta.device)
-        powers = theta[:, None].expand(-1, dense.shape[1]).cumprod(1)
-        return powers @ dense.T
+        return (theta[:, None].expand(-1, dense.shape[1]).cumprod(1) @ dense.T).to(self.y0.dtype)
 
     def at_rest(self, moving: Tensor) -> RungeKuttaStep:
         """The step with the samples that are not ``moving`` left where they were, in a step of length zero."""
         assert self.clock is not None and self.lengths is not None
         t0, t1 = self.clock
-        out = RungeKuttaStep(
-            self.method,
-            self.f,
-            t0=self.t0,
-            t1=self.t1,
-            y0=self.y0,
-            y1=torch.where(moving, self.y1, self.y0),
-            ks=self.ks,
-            inputs=self.inputs,
-            dt=torch.where(moving, self.lengths, 0.0),
-            nudge=self.nudge,
-            clock=(t0, torch.where(moving, t1, t0)),
-            first_shared=self.first_shared,
-        )
+        out = copy.copy(self)
+        out.y1, out.dt = torch.where(moving, self.y1, self.y0), torch.where(moving, self.lengths, 0.0)
+        out.clock = (t0, torch.where(moving, t1, t0))
         if self.method.fsal:
             out.onward = torch.where(moving, self.ks[self.method.stages - 1], self.ks[0])
         return out
@@ -274,6 +226,7 @@ class RungeKutta(Stepper):
         self.error_weights = None if tableau.b_error is None else nonzero(tableau.b_error)
         self.fsal = tableau.fsal
         self.stages = s
+        self.evaluations = s - 1 if self.fsal else s
         self._constants: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     @property
@@ -299,20 +252,20 @@ class RungeKutta(Stepper):
         nudge: Nudge = (0, 0),
         clock: Clock | None = None,
     ) -> RungeKuttaStep:
-        dt, times = self._lay_out(t0, t1, y) if clock is None else self._lay_out(*clock, y)
-        k = f(times[0], y, nudge[0]) if carry is None else carry
-        ks, inputs = [k], [y]
-        for i in range(1, self.stages):
-            y_i = combine(y, ks, self.rows[i], dt)
-            inputs.append(y_i)
-            ks.append(f(times[i], y_i, nudge[1] if self.nodes[i] == 1.0 else 0))
+        ends: tuple[Time, Time] = clock or (t0, t1)
+        dt = length = ends[1] - ends[0]
+        times = None
+        if isinstance(length, Tensor) and length.ndim:
+            dt, times = self._own_times(*ends, y)
+        k = f(ends[0] if times is None else times[0], y, nudge[0]) if carry is None else carry
+        ks, inputs, y1 = take_stages(self, f, ends, y, k, dt=dt, length=length, nudge=nudge, times=times)
         return RungeKuttaStep(
             self,
             f,
             t0=t0,
             t1=t1,
             y0=y,
-            y1=inputs[-1] if self.fsal else combine(y, ks, self.weights, dt),
+            y1=y1,
             ks=ks,
             inputs=inputs,
             dt=dt,
@@ -321,20 +274,16 @@ class RungeKutta(Stepper):
             first_shared=carry is not None,
         )
 
-    def _lay_out(self, start: Time, end: Time, y: Tensor) -> tuple[Time, Sequence[Time]]:
-        """The length of a step, and the times of its stages.
+    def _own_times(self, start: Any, end: Any, y: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        """The lengths of the samples' own steps in the precision of the state, and the times of their stages.
 
-        Those of the samples' own steps are added up in the precision of times, and rounded for f last.
+        Times are added up in their own precision, and rounded for f last.
         """
-        span = end - start
-        if not isinstance(span, Tensor) or span.ndim == 0:
-            return span, [end if c == 1.0 else start + c * span if c else start for c in self.nodes[: self.stages]]
-        assert isinstance(end, Tensor)
-        real = y.dtype.to_real()
-        times = (start + self._nodes_like(span) * span).to(real).unbind()
+        length, real = end - start, y.dtype.to_real()
+        times = (start + self._nodes_like(length) * length).to(real).unbind()
         if end.dtype != real:
-            return span.to(real), times
-        return span, [end if c == 1.0 else times[i] for i, c in enumerate(self.nodes[: self.stages])]
+            return length.to(real), times
+        return length, [end if c == 1.0 else times[i] for i, c in enumerate(self.nodes[: self.stages])]
 
     def _nodes_like(self, t: Tensor) -> Tensor:
         """The nodes of the stages, shaped to be multiplied by times of samples."""

@@ -32,6 +32,9 @@ class ScipyStep:
     def scatter(self, rows: Tensor, times: np.ndarray) -> Tensor:
         return self.evaluate(times.tolist())[torch.arange(len(rows), device=rows.device), rows]
 
+    def polynomial(self) -> None:
+        return None
+
     def smooth(self) -> ScipyStep:
         return self
 

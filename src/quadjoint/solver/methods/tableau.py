@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from quadjoint.solver.interpolation import HERMITE, powers
 from quadjoint.solver.methods.rooted_trees import rooted_trees
 
 # The coefficients are rationals or decimals rounded to float64; the largest, in the continuous extension
@@ -115,7 +116,7 @@ class ButcherTableau:
         points = np.asarray(theta, dtype=np.float64)
         if points.ndim != 1:
             raise ValueError(f"theta must have one dimension, got shape {points.shape}")
-        return np.power.outer(points, np.arange(1, self.dense.shape[1] + 1)) @ self.dense.T
+        return powers(points, self.dense.shape[1]) @ self.dense.T
 
     def linear(self) -> ButcherTableau:
         """The same method with the straight line between y0 and y1: b_i(theta) = theta b_i."""
@@ -196,7 +197,7 @@ class ButcherTableau:
 
 def hermite_extension(b: np.ndarray) -> np.ndarray:
     """The cubic through y0 and y1 with slopes f(t0, y0), the first stage, and f(t1, y1), the last."""
-    dense = np.outer(b, [0.0, 3.0, -2.0])
-    dense[0] += [1.0, -2.0, 1.0]
-    dense[-1] += [0.0, -1.0, 1.0]
+    dense = np.outer(b, HERMITE[0])
+    dense[0] += HERMITE[1]
+    dense[-1] += HERMITE[2]
     return dense

@@ -10,7 +10,8 @@ from scipy.integrate import quad
 from scipy.stats import kstest
 from torch.distributions import Normal, kl_divergence
 
-from quadjoint.sde import OrnsteinUhlenbeck, WongZakai, gaussian_kl
+from quadjoint.experiments.ornstein_uhlenbeck import OrnsteinUhlenbeck, gaussian_kl
+from quadjoint.sde import WongZakai
 
 PROCESS = OrnsteinUhlenbeck()
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import quadjoint as qj
-from quadjoint.gradient.choose.cost import Sizes, cheapest, predict, predict_collocation
+from quadjoint.gradient.choose.cost import Sizes, decide, predict, predict_collocation
 
 
 def sizes(**changes: object) -> Sizes:
@@ -42,19 +42,19 @@ def test_direct_needs_every_activation_and_discrete_only_one() -> None:
 
 def test_where_direct_does_not_fit_something_exact_that_fits_is_taken() -> None:
     costs = predict(sizes())
-    best = cheapest(costs, limit=2_000_000)
+    best = decide(costs, limit=2_000_000).name
     assert best != "direct" and costs[best].bytes <= 2_000_000
 
 
 def test_where_nothing_fits_the_leanest_is_taken() -> None:
     costs = predict(sizes())
-    assert cheapest(costs, limit=0) == min(costs, key=lambda n: costs[n].bytes)
+    assert decide(costs, limit=0).name == min(costs, key=lambda n: costs[n].bytes)
 
 
 def test_few_rows_and_many_parameters_of_linear_layers_are_stacked() -> None:
     few = {"rows": 2, "features": 4, "parameters": 9_000_000, "parameter_bytes": 36_000_000, "evaluations": 25}
-    assert cheapest(predict(sizes(**few, linear=True))) == "stacked"
-    assert cheapest(predict(sizes(**few, linear=False))) == "direct"
+    assert decide(predict(sizes(**few, linear=True))).name == "stacked"
+    assert decide(predict(sizes(**few, linear=False))).name == "direct"
 
 
 def test_many_rows_take_the_joint_product_among_the_discrete_modes() -> None:
@@ -127,9 +127,9 @@ def test_only_exact_gradients_are_chosen_unless_that_is_asked_for() -> None:
 
 def test_products_for_every_number_of_a_sample_pay_for_few_numbers() -> None:
     settings = {"steps": 5, "nodes": 3, "together": 20}
-    assert cheapest(predict_collocation(sizes(rows=15, features=2), **settings)) == "dense"
+    assert decide(predict_collocation(sizes(rows=15, features=2), **settings)).name == "dense"
     wide = sizes(rows=200, features=8, parameters=10**6, parameter_bytes=4 * 10**6)
-    assert cheapest(predict_collocation(wide, **settings)) == "iterate"
+    assert decide(predict_collocation(wide, **settings)).name == "iterate"
 
 
 def test_without_grad_nothing_is_measured() -> None:
@@ -150,5 +150,5 @@ def test_scipy_gets_the_quadrature_adjoint() -> None:
 
 def test_compiled_steps_are_backpropagated_through_where_memory_allows() -> None:
     costs = predict(sizes(rows=15, features=2, compiled=True))
-    assert cheapest(costs) == "direct"
-    assert cheapest(costs, costs["direct"].bytes - 1) != "direct"
+    assert decide(costs).name == "direct"
+    assert decide(costs, limit=costs["direct"].bytes - 1).name != "direct"

@@ -1,0 +1,83 @@
+"""Measured times and errors by cell and method, and how an aim is judged by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+Record = dict[str, Any]
+DIRECT, PAPER_CODE, PAPER = "torchdiffeq:direct", "paper:gq", "quadjoint:gq-paper"
+MANY = 10  # cells, beyond which only those that miss an aim are named
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the closing table."""
+
+    regime: str
+    aim: str
+    measured: str
+    verdict: str
+
+
+class Results:
+    """Records of gradients by cell and method."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.records = list(records)
+        self.by = {(r["cell"], r["method"]): r for r in self.records if r["kind"] == "gradient" and r["status"] == "ok"}
+        self.cells = {cell: r["family"] for (cell, _), r in self.by.items()}
+        self.widths = {cell: r["width"] for (cell, _), r in self.by.items()}
+
+    def of(self, *families: str, width: Callable[[int], bool] = lambda w: True, ending: str = "") -> list[str]:
+        found = [c for c, family in self.cells.items() if family in families and c.endswith(ending)]
+        return [c for c in found if width(self.widths[c])]
+
+    def seconds(self, cell: str, method: str) -> float | None:
+        record = self.by.get((cell, method))
+        return None if record is None else float(record["seconds_best"])
+
+    def error(self, cell: str, method: str) -> float | None:
+        record = self.by.get((cell, method))
+        return None if record is None else record["error"]
+
+    def ratio(self, cell: str, ours: str, theirs: str) -> float | None:
+        a, b = self.seconds(cell, ours), self.seconds(cell, theirs)
+        return None if a is None or b is None else a / b
+
+    def no_worse(self, cell: str, method: str) -> bool:
+        ours, direct = self.error(cell, method), self.error(cell, DIRECT)
+        return ours is not None and (direct is None or ours <= max(1.5 * direct, 1e-5))
+
+
+def judge(
+    regime: str,
+    aim: str,
+    values: dict[str, float | None],
+    met: Callable[[str, float], bool],
+    form: str = "{:.2f}",
+    note: str = "",
+) -> Row:
+    """A row over several cells: met only where every measured cell meets the aim."""
+    known = {cell: value for cell, value in values.items() if value is not None}
+    if not known:
+        return Row(regime, aim, "", "not measured")
+    good = [cell for cell, value in known.items() if met(cell, value)]
+    shown = known if len(known) <= MANY else {cell: v for cell, v in known.items() if cell not in good}
+    text = ", ".join(f"{cell} {form.format(v)}{'' if cell in good else ' ✗'}" for cell, v in shown.items())
+    if len(known) > MANY and good:
+        low, high = (form.format(pick(known[cell] for cell in good)) for pick in (min, max))
+        text = f"{text}; " * bool(text) + f"{len(good)} cells from {low} to {high}"
+    verdict = "met" if len(good) == len(known) else f"not met ({len(good)} of {len(known)} cells)"
+    missing = len(values) - len(known)
+    if missing:
+        note = f"{note}; " * bool(note) + f"{missing} more without a measurement"
+    return Row(regime, aim, f"{text} ({note})" if note else text, verdict)
+
+
+def paper_method(r: Results) -> tuple[str, str]:
+    """The authors' own code if it was measured, else the paper's method as it is implemented here; and a note."""
+    if any(method == PAPER_CODE for _, method in r.by):
+        return PAPER_CODE, ""
+    return PAPER, "the paper's method as implemented here, `gq-paper`"

@@ -16,7 +16,7 @@ from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.independent.sample_observer import StepObserver
 from quadjoint.solver.independent.samples import Samples
 from quadjoint.solver.independent.setup import (
-    expand_times,
+    check_batch,
     make_samples,
     refuse_batch_options,
     sample_norm,
@@ -74,6 +74,8 @@ def arrange(
     """The solve that was asked for. ``exact_clock``: a fixed grid is to be differentiated in its times."""
     values = check_times(t)
     layout = Layout.of(y0, batched=independent or values.ndim == 2)
+    if independent:
+        check_batch(y0, layout)
     options = _options(options, layout)
     y = layout.pack(y0)
     rtol, atol = _check_tolerance("rtol", rtol, layout, y), _check_tolerance("atol", atol, layout, y)
@@ -172,8 +174,8 @@ def _own_steps(
     events: bool,
 ) -> _Clock:
     """Steps of each sample's own."""
-    t = expand_times(t, y, layout)
-    _check_samples(y, t, layout, None)
+    t = t.expand(len(y), -1) if t.ndim == 1 else t
+    _check_samples(y, t, layout, None, columns=1)
     options, own = take_options(method, options, events=events)
     values, t = t.detach().to("cpu", torch.float64).numpy(), fill_padding(t)
     samples = make_samples(t, values, y, **own)
@@ -224,7 +226,7 @@ def _options(options: dict[str, Any] | None, layout: Layout) -> dict[str, Any]:
     return options
 
 
-def _check_samples(y: Tensor, t: Tensor, layout: Layout, event_fn: Any) -> None:
+def _check_samples(y: Tensor, t: Tensor, layout: Layout, event_fn: Any, *, columns: int = 2) -> None:
     shapes = layout.shapes or (y.shape,)
     if any(len(s) == 0 or s[0] != t.shape[0] for s in shapes):
         raise ValueError(
@@ -232,7 +234,7 @@ def _check_samples(y: Tensor, t: Tensor, layout: Layout, event_fn: Any) -> None:
         )
     if event_fn is not None:
         raise ValueError("event_fn needs times shared by the batch, t of shape (2,).")
-    if t.shape[1] < 2:
+    if t.shape[1] < columns:
         raise ValueError("Times per sample need at least two columns.")
 
 

@@ -208,11 +208,6 @@ def _transformable(how: Gradient, task: Task) -> Gradient:
             f"gradient={how.name!r} cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "
             "derivatives, which differentiate the operations of the solve: use gradient='direct' (or 'auto') there."
         )
-    if task.spec.samples is not None:
-        raise ValueError(
-            "independent=True cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "
-            "derivatives. Use torch.autograd.grad, or steps that the batch shares."
-        )
     if task.spec.solver.method == "scipy_solver":
         raise ValueError(
             "method='scipy_solver' cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "

@@ -93,8 +93,10 @@ class SampleIntegrator:
         self.attempts = self.done = 0  # samples that have ended
         self.first = 0  # number of the first step
         observer.begin(y0)
-        self.finished = observer.count == 1
-        if not self.finished:
+        self.finished = False
+        if observer.count == 1:
+            self._finish()
+        else:
             self._begin()
 
     def _begin(self) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quadjoint.autograd import private
 from quadjoint.errors import nearest
 from quadjoint.solver.clocks import wide
 from quadjoint.solver.independent.samples import DIRECTIONS, ON_FAILURE, Samples
@@ -18,16 +19,20 @@ from quadjoint.solver.spec import Method
 from quadjoint.solver.state import Layout, Norm
 
 
-def expand_times(t: Tensor, y: Tensor, layout: Layout) -> Tensor:
-    """Times of each sample, shape (B, K), from such or from times for all."""
-    shapes = layout.shapes or (y.shape,)
+def check_batch(y0: Any, layout: Layout) -> None:
+    """Refuse states that are not a batch of samples, and transforms that hide their numbers."""
+    if private.is_transformed():
+        raise ValueError(
+            "independent=True cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "
+            "derivatives. Use torch.autograd.grad, or steps that the batch shares."
+        )
+    shapes = layout.shapes or (y0.shape,)
     if any(len(s) == 0 for s in shapes) or len({s[0] for s in shapes}) != 1:
         got = ", ".join(str(tuple(s)) for s in shapes)
         raise ValueError(
             "With independent=True, the first dimension of y0 counts the samples, and all its tensors share it; got "
             f"{got}."
         )
-    return t.expand(shapes[0][0], -1) if t.ndim == 1 else t
 
 
 def make_samples(

@@ -18,6 +18,8 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "quadjoint:seminorm": ("#bbbbbb", ">", "-"),
     "quadjoint:auto-compiled": ("#e6a100", "*", "-"),
     "paper:gq": ("#cc79a7", "v", "--"),
+    "paper:adjoint": ("#7b3294", "<", "--"),
+    "paper:seminorm": ("#c2a5cf", ">", "--"),
     "torchdiffeq:direct": ("#0072b2", "s", "--"),
     "torchdiffeq:adjoint": ("#999999", "<", "--"),
     "torchdiffeq:seminorm": ("#bbbbbb", ">", "--"),

@@ -27,7 +27,10 @@ MAIN = (
     "quadjoint:discrete-lean",
     "quadjoint:direct",
     "quadjoint:gq",
+    "quadjoint:gq-paper",
     "torchdiffeq:direct",
+    "torchdiffeq:adjoint",
+    "paper:gq",
 )
 SHORT = 0.06  # seconds: runs shorter than this are repeated within a turn
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from benchmarks.methods import Method, NotApplicable, Runner
 from benchmarks.problems import Case
+from quadjoint.experiments import authors
 
 
 @contextmanager
@@ -96,27 +97,15 @@ def torchode_direct(case: Case, tolerance: float) -> Runner:
     return TorchPeer(case, solve)
 
 
-class _Counting(nn.Module):
-    """Dynamics with the counter ``nfe``, which the paper's code asks for."""
+def paper_code(method: str) -> Callable[[Case, float], Runner]:
+    """The authors' own code, github.com/a-norcliffe/torch_gq_adjoint: from --paper-code, or from the Python path."""
 
-    def __init__(self, f: nn.Module) -> None:
-        super().__init__()
-        self.f, self.nfe = f, 0
+    def make(case: Case, tolerance: float) -> Runner:
+        authors.load()
+        _shared_times(case)
+        return TorchPeer(case, lambda: authors.solve(case.f, case.y0, case.t, method=method, tolerance=tolerance)[0])
 
-    def forward(self, t: Tensor, y: Tensor) -> Tensor:
-        self.nfe += 1
-        out: Tensor = self.f(t, y)
-        return out
-
-
-def paper_code(case: Case, tolerance: float) -> Runner:
-    """The authors' own code, github.com/a-norcliffe/torch_gq_adjoint, if it is on the Python path."""
-    library = importlib.import_module("torch_gq_adjoint")
-    _shared_times(case)
-    f, tolerances = _Counting(case.f), {"rtol": tolerance, "atol": tolerance}
-    return TorchPeer(
-        case, lambda: library.odeint_adjoint_gq(f, case.y0, case.t, gtol=0.1, method="dopri5", **tolerances)
-    )
+    return make
 
 
 class Diffrax(Runner):
@@ -186,7 +175,7 @@ def peers() -> list[Method]:
         Method("torchdiffeq:adjoint", torchdiffeq_adjoint(None)),
         Method("torchdiffeq:seminorm", torchdiffeq_adjoint("seminorm")),
         Method("torchode:direct", torchode_direct),
-        Method("paper:gq", paper_code),
+        *(Method(name, paper_code(name)) for name in authors.METHODS),
         Method("diffrax:checkpointed", lambda c, tol: Diffrax(c, tol, "RecursiveCheckpointAdjoint"), compiled=True),
         Method("diffrax:backsolve", lambda c, tol: Diffrax(c, tol, "BacksolveAdjoint"), compiled=True),
         Method("torchsde:direct", lambda c, tol: Torchsde(c, adjoint=False)),

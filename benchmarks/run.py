@@ -26,6 +26,7 @@ from benchmarks.methods import Method, ours, stored_reference
 from benchmarks.peers import peers
 from benchmarks.problems import Cell, build, cells
 from benchmarks.report import in_order, markdown
+from quadjoint.experiments import authors
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDIES = ("forward", "precision", "scaling")
@@ -53,7 +54,7 @@ IRREGULAR_METHODS = (
     "torchdiffeq:direct",
     "torchdiffeq:adjoint",
     "torchode:direct",
-    "paper:gq",
+    *authors.METHODS,
 )
 MINUTES = {False: 2.3, True: 60.0}  # nothing new is begun after so long
 
@@ -155,6 +156,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--full", action="store_true", help="every cell and study (about an hour)")
     parser.add_argument("--only", nargs="+", metavar="CELL", help="these cells, groups or studies (see --list)")
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="only these, as library:method, library or method")
+    parser.add_argument("--paper-code", type=Path, metavar="FOLDER", help="a clone of the authors' torch_gq_adjoint")
     parser.add_argument("--out", type=Path, help="directory of the results")
     parser.add_argument("--repeats", type=int, help="turns of every method")
     parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="rtol and atol")
@@ -190,6 +192,8 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.report:
         write_report(out, print)
         return
+    if arguments.paper_code:
+        authors.load(arguments.paper_code)
     threads.set_threads()
     if arguments.references:
         prepare(pick(arguments), print)

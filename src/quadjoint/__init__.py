@@ -25,6 +25,7 @@ from quadjoint.quadrature import Heuristic, NodePolicy, PerStep, Span, gauss_leg
 from quadjoint.solution import Solution
 from quadjoint.solver.controllers import PIDController
 from quadjoint.solver.interpolation import HermiteStep
+from quadjoint.solver.independent.endings import Ending, Status
 from quadjoint.solver.methods.catalogue import METHODS, register_method
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.methods.tableaus import TABLEAUS
@@ -34,7 +35,7 @@ from quadjoint.solver.stats import Stats
 
 __version__ = "0.1.0"
 
-_LAZY = {"nn": "quadjoint.nn", "sde": "quadjoint.sde"}
+_LAZY = {"cde": "quadjoint.cde", "nn": "quadjoint.nn", "sde": "quadjoint.sde"}
 _FROM_SDE = ("NeuralSDE", "WongZakai", "sdeint")
 
 
@@ -60,6 +61,7 @@ __all__ = [
     "Controller",
     "Direct",
     "DiscreteAdjoint",
+    "Ending",
     "Explanation",
     "GaussLegendre",
     "Gradient",
@@ -79,9 +81,11 @@ __all__ = [
     "SolveError",
     "Span",
     "Stats",
+    "Status",
     "Step",
     "Stepper",
     "WongZakai",
+    "cde",
     "clear_cache",
     "explain",
     "gauss_legendre",

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from quadjoint.autograd import private
 from quadjoint.errors import warn_once
-from quadjoint.solver.clocks import LinearMap
 from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.independent.sample_observer import StepObserver
 from quadjoint.solver.independent.samples import Samples
@@ -30,7 +29,7 @@ from quadjoint.solver.progress import bar, sample_bar
 from quadjoint.solver.spec import InitialValue, Method, Spec
 from quadjoint.solver.state import Layout, State, is_finite
 from quadjoint.solver.structure import Structure
-from quadjoint.solver.times import check_times, fill_padding, fractions, sample_options
+from quadjoint.solver.times import check_times, common_clock, fill_padding
 
 EVENT_TOLERANCE = 1e-9  # of the step in which an event lies
 
@@ -43,16 +42,6 @@ class Arranged:
     y0: Tensor
     t: Tensor
     layout: Layout
-
-
-def check_input(f: Any, y0: Any, t: Any, *, options: Any) -> None:
-    """Refuse in words what cannot be solved."""
-    if not isinstance(options, dict | None):
-        raise TypeError(f"options must be a dict; got {type(options).__name__}.")
-    check_times(t)
-    _check_state(y0)
-    if not callable(f):
-        raise TypeError(f"f must be callable as f(t, y); got {type(f).__name__}.")
 
 
 def arrange(
@@ -71,8 +60,16 @@ def arrange(
     dense: bool = False,
     progress: bool = False,
 ) -> Arranged:
-    """The solve that was asked for. ``exact_clock``: a fixed grid is to be differentiated in its times."""
+    """The solve that was asked for, or in words why it cannot be.
+
+    ``exact_clock``: a fixed grid is to be differentiated in its times.
+    """
+    if not isinstance(options, dict | None):
+        raise TypeError(f"options must be a dict; got {type(options).__name__}.")
     values = check_times(t)
+    _check_state(y0)
+    if not callable(f):
+        raise TypeError(f"f must be callable as f(t, y); got {type(f).__name__}.")
     layout = Layout.of(y0, batched=independent or values.ndim == 2)
     if independent:
         check_batch(y0, layout)
@@ -155,12 +152,14 @@ def _own_times(
     options: dict[str, Any],
     event_fn: Any,
 ) -> _Clock:
-    """Times of each sample's own, steps that the batch shares: between the first and the last time of each."""
+    """Times of each sample's own, steps that the batch shares."""
     refuse_batch_options(options)
     _check_samples(y, t, layout, event_fn)
-    s, t = fractions(check_times(t)), fill_padding(t)
-    options = sample_options(method, options, t)
-    return _Clock(t, Dynamics(f, y, layout, LinearMap(t, y)), lambda: SampleObserver(s), _UNIT, options)
+    t = fill_padding(t)
+    clock, options = common_clock(method, options, t, y)
+    s, end = clock.inverse(t.detach().to("cpu", torch.float64).numpy()), clock.end
+    solver_t = torch.tensor([0.0, end], dtype=torch.float64)
+    return _Clock(t, Dynamics(f, y, layout, clock), lambda: SampleObserver(s, end), solver_t, options)
 
 
 def _own_steps(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, TextIO
 
 from quadjoint.experiments.faults import Refusal
-from quadjoint.experiments.names import EXPERIMENTS
+from quadjoint.experiments.names import EXPERIMENTS, PRESETS
 
 try:
     import typer
@@ -31,7 +31,7 @@ data_app = typer.Typer(no_args_is_help=True, help="Get the image data sets.")
 app.add_typer(data_app, name="data")
 
 Out = Annotated[Path | None, typer.Option("--out", help="Directory of results; results/PRESET if not given.")]
-Preset = Annotated[str, typer.Option(help="quick (a laptop, under an hour) or paper (the paper's grid).")]
+Preset = Annotated[str, typer.Option(help="; ".join(f"{name}: {about}" for name, about in PRESETS.items()) + ".")]
 
 
 class Output(Console):
@@ -113,6 +113,9 @@ def reproduce(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
     out: Out = None,
     data: Annotated[Path | None, typer.Option(help="Directory of the image data sets.")] = None,
+    authors: Annotated[
+        Path | None, typer.Option(help="Folder of a clone of torch_gq_adjoint: the authors' code is then timed too.")
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Processes at once, one thread each; 0: one for each core.", min=0)] = 0,
     ray: Annotated[str | None, typer.Option(help="Run on a Ray cluster: its address, auto or local.")] = None,
     list_only: Annotated[bool, typer.Option("--list", help="Only list the runs.")] = False,
@@ -130,6 +133,7 @@ def reproduce(
         device=device,
         out=out or Path("results") / preset,
         data=data,
+        authors=authors,
         jobs=jobs or _cores(),
         ray=ray,
         list_only=list_only,
@@ -141,7 +145,7 @@ def reproduce(
 @app.command()
 def plot(out: Out = None, preset: Preset = "quick") -> None:
     """Draw every figure that the results allow, into OUT/figures."""
-    from quadjoint.experiments.plots import draw_all
+    from quadjoint.experiments.pictures import draw_all
 
     out = out or Path("results") / preset
     console = Output()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.arrange import arrange, check_input
+from quadjoint.arrange import arrange
 from quadjoint.autograd.captured import Snapshot
 from quadjoint.gradient import Auto, DiscreteAdjoint, GaussLegendre, Gradient, resolve
 from quadjoint.gradient.base import Task
@@ -108,7 +108,6 @@ def explain(
     (8, 2, True)
     """
     settings: dict[str, Any] = dict(method=method, rtol=rtol, atol=atol, options=options, independent=independent)
-    check_input(f, y0, t, options=options)
     arranged = arrange(f, y0, t, event_fn=None, compile=False, exact_clock=True, **settings)
     if not arranged.spec.solver.stepper.recordable:
         raise ValueError(

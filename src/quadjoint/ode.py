@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.arrange import Arranged, arrange, check_input
+from quadjoint.arrange import Arranged, arrange
 from quadjoint.autograd import private
 from quadjoint.autograd.captured import Snapshot
 from quadjoint.conclude import Solved, conclude
@@ -19,7 +19,7 @@ from quadjoint.gradient import Gradient, resolve
 from quadjoint.gradient.base import Outcome, Part, Task
 from quadjoint.gradient.choose.auto import Auto
 from quadjoint.gradient.direct import Direct
-from quadjoint.gradient.first import Begun, First, Only
+from quadjoint.gradient.first import First, Only, StartedDynamics
 from quadjoint.gradient.flow import Flow, shift
 from quadjoint.solution import Solution
 from quadjoint.solver.randomness import RandomnessCheck
@@ -67,6 +67,8 @@ def odeint(
         options: of the method, named as in torchdiffeq; ``event_tol`` is the accuracy of an event's time, relative to
             the step in which it lies.
         event_fn: the solve ends where ``event_fn(t, y)`` changes sign; returns (event time, states).
+        independent: every sample of the first dimension takes steps of its own and ends by itself: at its last time, at
+            an event of its own, or where it fails. f receives t shaped to broadcast against y.
         compile: run the steps under ``torch.compile``.
         params: tensors to differentiate in besides the parameters of a module and those that f uses at t[0], which
             are found. A tensor that f uses only later must be named.
@@ -80,7 +82,6 @@ def odeint(
     True
     """
     how = resolve(gradient)
-    check_input(f, y0, t, options=options)
     arranged = arrange(
         f,
         y0,
@@ -117,7 +118,8 @@ def solve(
 ) -> Solution:
     """As ``odeint``, returning a ``Solution`` with statistics and the continuous solution.
 
-    ``progress=True`` shows a bar over integration time (needs tqdm).
+    ``progress=True`` shows a bar over integration time (needs tqdm). How samples ended that are solved with
+    ``independent=True`` is in ``status``.
 
     >>> import torch, quadjoint as qj
     >>> sol = qj.solve(lambda t, y: -y, torch.ones(()), torch.tensor([0.0, 2.0]), rtol=1e-6)
@@ -127,7 +129,6 @@ def solve(
     0
     """
     how = resolve(gradient)
-    check_input(f, y0, t, options=options)
     arranged = arrange(
         f,
         y0,
@@ -150,10 +151,13 @@ def solve(
 def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -> Solved:
     """Choose how to differentiate, and solve."""
     spec, y, t = arranged.spec, arranged.y0, arranged.t
-    task = Task(spec, (), Snapshot(spec.f.f, y.device), Stats(), complete=isinstance(params, Only))
+    transformed = private.is_transformed()
+    complete = isinstance(params, Only) and not transformed
+    # Nothing will be differentiated in a solve without grad, unless its continuous solution is.
+    held = spec.f.f if torch.is_grad_enabled() or spec.dense else None
+    task = Task(spec, (), Snapshot(held, y.device), Stats(), complete=complete)
     random = RandomnessCheck(y.device)
     try:
-        transformed = private.is_transformed()
         first = None if transformed else _first(task, y, params)
         wanted = first is not None and (y.requires_grad or t.requires_grad or bool(first.params))
         if first is not None and wanted:
@@ -162,7 +166,7 @@ def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -
             how.check(spec)
         elif transformed:
             how = _transformable(how, task)
-        spec = how.adapted(spec)
+        spec = how.adapt(spec)
         task = replace(task, spec=spec)
         flow = Flow(spec.f, y, task.snapshot, task.stats)
         # Gradients in the times come from the flow at the observations, unless a fixed grid carries them.
@@ -208,10 +212,11 @@ def _transformable(how: Gradient, task: Task) -> Gradient:
             f"gradient={how.name!r} cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "
             "derivatives, which differentiate the operations of the solve: use gradient='direct' (or 'auto') there."
         )
-    if task.spec.solver.method == "scipy_solver":
+    solver = task.spec.solver
+    if not solver.stepper.transformable:
         raise ValueError(
-            "method='scipy_solver' cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "
-            "derivatives: SciPy's operations are not torch's. Use a method of quadjoint, such as 'dopri5'."
+            f"method={solver.name!r} cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "
+            "derivatives: its steps are not made of torch's operations alone. Use an explicit method, such as 'dopri5'."
         )
     task.stats.method, task.stats.reason = "direct", "direct: torch.func or forward mode differentiates the solve"
     return Direct()
@@ -232,7 +237,7 @@ def _forward(task: Task, y: Tensor, first: First | None) -> Outcome:
         task.say("no gradient is needed")
     before = task.f.evaluations
     with torch.set_grad_enabled(torch.is_grad_enabled() and not task.complete):
-        integrator = task.spec.begin(y, None if first is None else Begun(task.f, first, first.value))
+        integrator = task.spec.begin(y, None if first is None else StartedDynamics(task.f, first, first.value))
         run = integrator.run()
     task.count(run, task.f.evaluations - before)
     return Outcome(run.ys, run, integrator.observer, [Part(run)])

@@ -49,7 +49,7 @@ class Solution:
         if self._clock is not None:
             return self._of_samples(t)
         times = torch.as_tensor(t, dtype=torch.float64, device="cpu").detach()
-        values = self._evaluate([self._inside(value) for value in times.reshape(-1).tolist()])
+        values = self._evaluate([self._within_interval(value) for value in times.reshape(-1).tolist()])
         if isinstance(t, Tensor) and private.is_differentiated(t):
             values = shift(self._flow, values, t.reshape(-1))
         return self._layout.unpack(values.reshape((*times.shape, *values.shape[1:])), leading=times.ndim)
@@ -76,7 +76,7 @@ class Solution:
             return self._layout.unpack(values[0])
         return self._layout.unpack(values, leading=1)
 
-    def _inside(self, t: float) -> float:
+    def _within_interval(self, t: float) -> float:
         """A time within the solved interval, to which rounding may have to bring it back."""
         low, high = sorted(self._interval)
         slack = 1e-6 * (high - low)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from experiments.toy_data import KNOWN, QUIET
-from quadjoint.experiments import crossing, images, memory, nested_spheres, ou, sines, toy_gradient
+from quadjoint.experiments import clock, crossing, images, integration, memory, nested_spheres, ou, sines, toy_gradient
 from quadjoint.experiments.execute import Job, execute
 from quadjoint.experiments.fetch import fetch_dataset
 from quadjoint.experiments.sources import SOURCES, Source
@@ -20,6 +20,7 @@ from quadjoint.experiments.training import Context
 
 TINY = {
     "toy-gradient": [toy_gradient.Config(first=1.0, last=2.0, points=3)],
+    "integration": [integration.Config(width=4, batch=3, dim=2, draws=4)],
     "memory": [memory.Config(width=1000, tightest=1e-4)],
     "nested-spheres": [nested_spheres.Config(width=4, epochs=2, points=40, batch=20, test_points=10)],
     "sines": [
@@ -32,8 +33,9 @@ TINY = {
     "images": [images.Config(width=4, epochs=1, batch=4, train_images=8, test_images=4, lr=1e-3)],
     "ou": [ou.Config(width=4, epochs=1, starts=4, batch=2, test_starts=2, samples=5, times=6, end=1.0, step=0.1)],
     "crossing": [crossing.Config(width=4, epochs=2)],
+    "clock": [clock.Config(width=width, turns=3, before=2) for width in (4, 8)],
 }
-MODULES = {m.NAME: m for m in (toy_gradient, memory, nested_spheres, sines, images, ou, crossing)}
+MODULES = {m.NAME: m for m in (toy_gradient, integration, memory, nested_spheres, sines, images, ou, crossing, clock)}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -75,7 +77,7 @@ def records(tmp_path_factory, data_home) -> list[dict]:
     made = []
     for name, configs in TINY.items():
         for config in configs:
-            for method in MODULES[name].METHODS:
+            for method in ("turns",) if name == "clock" else MODULES[name].METHODS:
                 job = Job(name, replace(config, method=method))
                 made.append(execute(job, out, Context(data=data_home)))
     return made

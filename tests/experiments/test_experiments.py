@@ -13,6 +13,7 @@ from quadjoint.experiments import config as shared
 from quadjoint.experiments import crossing, images, nested_spheres, ou, sines, toy_gradient
 from quadjoint.experiments.config import Choice, from_dict, learning_rate, run_key
 from quadjoint.experiments.execute import Job
+from quadjoint.experiments.names import PRESETS
 from quadjoint.experiments.registry import NAMES, experiment
 
 TRAINED = ("nested-spheres", "sines", "images", "ou", "crossing")
@@ -51,6 +52,7 @@ def test_a_training_record_holds_what_the_figures_need(records, name):
     for record in (r for r in records if r["experiment"] == name):
         result, epochs = record["result"], record["config"]["epochs"]
         assert {len(curve) for curve in result["curves"].values()} == {epochs}
+        assert all(cpu > 0 for cpu in result["curves"]["cpu_seconds"]) and result["cpu_seconds_per_gradient"] > 0
         assert result["peak_memory"] > 0 and result["seconds_per_gradient"] > 0 and result["parameters"] > 0
         if not record["config"]["method"].startswith("torchsde"):
             assert result["per_gradient"]["forward_evaluations"] >= 7
@@ -157,7 +159,29 @@ def test_the_paper_preset_is_the_papers_grid():
     assert {c.epochs for c in crossing.grid(paper)} == {200}
 
 
-@pytest.mark.parametrize("preset", ["quick", "paper"])
+def test_the_evening_has_the_papers_epochs_and_learning_rates():
+    evening = Choice("evening")
+    spheres, curves, crossings = (m.grid(evening) for m in (nested_spheres, sines, crossing))
+    assert {c.epochs for c in spheres} == {100} and {c.epochs for c in curves} == {250}
+    assert {c.epochs for c in crossings} == {200}
+    for module, runs in ((nested_spheres, spheres), (sines, curves), (crossing, crossings), (ou, ou.grid(evening))):
+        assert all(c.lr == module.LEARNING_RATES[c.width] for c in runs)
+    assert {c.epochs for c in ou.grid(evening)} == {100}
+    seeds = {width: len({c.seed for c in crossings if c.width == width}) for width in (5, 1000, 2000)}
+    assert seeds == {5: 10, 1000: 10, 2000: 2}
+
+
+def test_every_statement_on_training_has_runs_in_the_evening():
+    """Two seeds at least of the paper's methods on every task, or of one that lends its spread."""
+    evening = Choice("evening")
+    for module in (nested_spheres, sines, crossing):
+        runs = [c for c in module.grid(evening) if c.study == "widths"]
+        for method in ("direct", "adjoint", "seminorm", "gq-paper"):
+            assert len({c.seed for c in runs if c.method == method}) >= 2
+    assert len({c.seed for c in ou.grid(evening) if c.method == "direct"}) >= 2
+
+
+@pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_keys_of_a_grid_are_distinct_and_survive_json(name, preset):
     module = experiment(name)

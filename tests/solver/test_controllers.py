@@ -95,7 +95,9 @@ def test_a_controller_of_ones_own() -> None:
     class Constant:
         calls = 0
 
-        def factor(self, ratio: float, history: tuple[float, float], *, order: int, safety: float) -> float:
+        def factor(
+            self, ratio: float, history: tuple[float, float], *, order: int, safety: float, growth: float
+        ) -> float:
             Constant.calls += 1
             assert ratio <= 1.0 and order == 5 and safety == 0.9
             return 1.0

@@ -24,9 +24,12 @@ _LIBRARIES = ("torch", "numpy", "functools", "builtins", "scipy")  # whose funct
 
 
 class Snapshot:
-    """The tensors and the training flags of the modules that a function holds, and the precision of autocast."""
+    """The tensors and the training flags of the modules that a function holds, and the precision of autocast.
 
-    def __init__(self, f: Callable[..., Any], device: torch.device) -> None:
+    Without a function, only the latter.
+    """
+
+    def __init__(self, f: Callable[..., Any] | None, device: torch.device) -> None:
         search = _Search()
         search.visit(f)
         self.device, self.precision = device.type, _autocast(device.type)
@@ -37,7 +40,7 @@ class Snapshot:
             for table in private.tensor_tables(module):
                 self.tensors += [(table, name, x) for name, x in table.items() if isinstance(x, Tensor)]
 
-    def held(self) -> list[Tensor]:
+    def learnable_tensors(self) -> list[Tensor]:
         """Tensors that require grad and that the function can be seen to hold."""
         everything = (*(x for _, _, x in self.tensors), *self.others)
         return list({id(x): x for x in everything if x.requires_grad}.values())
@@ -96,12 +99,15 @@ class _Search:
             self._object(x)
 
     def _module(self, module: nn.Module) -> None:
-        for m in module.modules():
-            self.seen.add(id(m))
-            self.modules.append(m)
-            for value in m.__dict__.values():
+        found = [m for m in module.modules() if m is module or id(m) not in self.seen]
+        self.seen.update(id(m) for m in found)
+        self.modules += found
+        for m in found:
+            for name, value in m.__dict__.items():
                 # Functions, lists of modules and other holders; the tables of torch hold neither.
-                if callable(value) or (isinstance(value, dict | list | tuple) and value):
+                if name not in private.TABLES and (
+                    callable(value) or (isinstance(value, dict | list | tuple) and value)
+                ):
                     self.visit(value)
 
     def _function(self, fn: types.FunctionType) -> None:

@@ -108,6 +108,10 @@ def has_module_hooks(module: nn.Module) -> bool:
     return bool(getattr(module, "_backward_hooks", None) or getattr(module, "_backward_pre_hooks", None))
 
 
+# Dictionaries of every module whose entries modules() and tensor_tables() go through. Renamed, they are searched twice.
+TABLES = frozenset({"_modules", "_parameters", "_buffers"})
+
+
 def tensor_tables(module: nn.Module) -> Iterator[MutableMapping[str, Any]]:
     """The dictionaries in which a module's parameters, buffers and other attributes lie.
 

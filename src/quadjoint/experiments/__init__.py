@@ -4,8 +4,9 @@ Norcliffe and Deisenroth, "Faster Training of Neural ODEs Using Gauss-Legendre Q
 
 One module per experiment family, each flat: its data, its model, its loss and its metrics as small functions,
 a frozen ``Config`` (one run), ``grid`` (which runs a preset consists of) and ``run`` (one run to its result).
-Around them: `training` (a resumable loop), `scheduler` (processes or a Ray cluster), `store` (one JSON line
-per finished run), `plots` and `report` (from these lines alone).
+Around them: `training` (a resumable loop), `clock` (all methods in turns), `scheduler` (processes or a Ray cluster),
+`store` (one JSON line per finished run). From these lines alone: `claims` (the paper's statements, each with its check
+and a verdict that knows the noise), `figures` and `report`.
 
 Nothing is imported here, so that ``quadjoint --help`` stays quick.
 """

@@ -18,7 +18,7 @@ from quadjoint.experiments.scheduler import TICK, Backend, Event, attempt, ended
 from quadjoint.experiments.training import Context
 
 
-def on_ray(address: str, out: Path, data: Path | None = None) -> Backend:
+def on_ray(address: str, out: Path, data: Path | None = None, authors: Path | None = None) -> Backend:
     """Every run a task of a Ray cluster (``auto``, ``local`` or its address); the driver collects the results.
 
     Checkpoints lie where the task runs; with a file system that all machines share, an interrupted run resumes
@@ -35,7 +35,7 @@ def on_ray(address: str, out: Path, data: Path | None = None) -> Backend:
             while waiting or pending:
                 while waiting and len(pending) < places:
                     job = waiting.pop()
-                    pending[task.remote(job, out, data)] = job
+                    pending[task.remote(job, out, data, authors)] = job
                     yield Event("started", job)
                 ready, _ = ray.wait(list(pending), num_returns=1, timeout=TICK)
                 if not ready:
@@ -83,6 +83,6 @@ def _require_answer(address: str) -> None:
             raise Refusal(f"no Ray cluster answers at {address!r}: {one_line(error)}") from None
 
 
-def _ray_task(job: Job, out: Path, data: Path | None) -> tuple[str, Any]:
+def _ray_task(job: Job, out: Path, data: Path | None, authors: Path | None) -> tuple[str, Any]:
     torch.set_num_threads(1)
-    return attempt(job, out, Context(data=data))
+    return attempt(job, out, Context(data=data, authors=authors))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-PRESETS = ("quick", "paper")
+from quadjoint.experiments.names import PRESETS
 
 # The methods that every experiment compares.
 METHODS = ("direct", "adjoint", "seminorm", "gq-paper", "gq", "discrete", "auto")
@@ -34,6 +34,7 @@ class Choice:
     widths: tuple[int, ...] | None = None
     seeds: tuple[int, ...] | None = None
     device: str = "cpu"
+    authors: bool = False  # whether the authors' own code takes part
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
@@ -43,11 +44,30 @@ class Choice:
         """The chosen methods that this experiment knows, in the experiment's order."""
         return [m for m in known if self.methods is None or m in self.methods]
 
-    def pick_widths(self, preset: Sequence[int]) -> list[int]:
-        return list(preset if self.widths is None else self.widths)
+    def cells(
+        self, seeds: Mapping[int, int], *, pick: Callable[[Iterable[int]], int] | None = None
+    ) -> list[tuple[int, int]]:
+        """Widths with their seeds: those of the plan, given as the number of seeds of each width, unless chosen.
 
-    def pick_seeds(self, count: int) -> list[int]:
-        return list(range(count) if self.seeds is None else self.seeds)
+        Where the plan has one width of many, as a study, ``pick`` says which of the chosen ones it is.
+        """
+        widths = list(seeds) if self.widths is None else [pick(self.widths)] if pick else list(self.widths)
+        most = max(seeds.values(), default=0)
+        return [
+            (width, seed)
+            for width in widths
+            for seed in (range(seeds.get(width, most)) if self.seeds is None else self.seeds)
+        ]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The size of a preset: the number of seeds of each width, and the epochs; the same of the second study."""
+
+    seeds: Mapping[int, int]
+    epochs: int
+    study: Mapping[int, int] = field(default_factory=dict)
+    study_epochs: int = 0
 
 
 def as_dict(config: RunConfig) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, cast
 from torch import Tensor
 
 import quadjoint as qj
+from quadjoint.experiments import authors
 from quadjoint.nn import NeuralODE
 
 
@@ -54,8 +55,10 @@ def lean() -> Iterator[None]:
         _lean.reset(token)
 
 
-def states(f: Any, y: Tensor, t: Tensor, **settings: Any) -> tuple[Tensor, qj.Stats | None]:
+def states(f: Any, y: Tensor, t: Tensor, **settings: Any) -> tuple[Tensor, Any]:
     """The states at times t and the statistics of the solve (None within `lean`)."""
+    if settings["gradient"] in authors.METHODS:
+        return authors.solve(f, y, t, method=settings["gradient"], tolerance=settings["rtol"])
     if _lean.get():
         return qj.odeint(f, y, t, **settings), None
     solution = qj.solve(f, y, t, **settings)
@@ -65,7 +68,7 @@ def states(f: Any, y: Tensor, t: Tensor, **settings: Any) -> tuple[Tensor, qj.St
 class CountedODE(NeuralODE):
     """A neural ODE that hands out the statistics of each solve beside its states."""
 
-    def states(self, y: Tensor, t: Tensor | None = None) -> tuple[Tensor, qj.Stats | None]:
+    def states(self, y: Tensor, t: Tensor | None = None) -> tuple[Tensor, Any]:
         return states(self.f, y, self.times() if t is None else t, **self.settings())
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quadjoint.experiments.config import METHODS, Choice, RunConfig, learning_rate
+from quadjoint.experiments.config import METHODS, Choice, Plan, RunConfig, learning_rate
 from quadjoint.experiments.contenders import neural_ode
 from quadjoint.experiments.training import Batch, Context, Task, train
 from quadjoint.nn import Augment, TimeMLP
@@ -31,43 +31,52 @@ class Config(RunConfig):
     augment: int = 3
     lr: float = 1e-3
     tolerance: float = 1e-3
-    study: str = "widths"  # or "time"
+    study: str = "widths"
+
+
+# Seeds of each width, and epochs.
+PLANS: dict[str, Plan] = {
+    "quick": Plan({5: 2, 20: 2, 100: 2, 500: 2}, epochs=100),
+    "evening": Plan({5: 10, 20: 10, 100: 10, 500: 10, 1000: 10, 2000: 2}, epochs=200),
+    "paper": Plan(dict.fromkeys(LEARNING_RATES, 10), epochs=200),
+}
 
 
 def grid(choice: Choice) -> list[Config]:
     """Methods over widths and seeds."""
-    methods = choice.pick_methods(METHODS)
-    quick = choice.preset == "quick"
-    widths = choice.pick_widths([5, 20, 100, 500] if quick else sorted(LEARNING_RATES))
-    seeds = choice.pick_seeds(2 if quick else 10)
-    base = Config(epochs=100 if quick else 200, device=choice.device)
-    runs = [_at(base, method, width, seed) for width in widths for seed in seeds for method in methods]
-    if quick and choice.widths is None:  # the paper's size, for the clock alone
-        runs += [_at(replace(base, epochs=5, study="time"), m, 2000, s) for s in seeds[:1] for m in methods]
-    return runs
+    plan = PLANS[choice.preset]
+    base = Config(epochs=plan.epochs, device=choice.device)
+    return [
+        replace(base, method=method, width=width, seed=seed, lr=paper_rate(base, width))
+        for width, seed in choice.cells(plan.seeds)
+        for method in choice.pick_methods(METHODS)
+        if not (choice.preset == "evening" and width >= 1000 and method in ("discrete", "auto"))
+    ]
 
 
-def _at(base: Config, method: str, width: int, seed: int) -> Config:
-    return replace(base, method=method, width=width, seed=seed, lr=learning_rate(LEARNING_RATES, width))
+def paper_rate(config: RunConfig, width: int) -> float:
+    """The paper's learning rate."""
+    return learning_rate(LEARNING_RATES, width)
+
+
+def task(config: Config, context: Context) -> Task:
+    x = torch.tensor([[1.0], [-1.0]], device=config.device)
+    batch = (x, -x)
+    return Task(
+        model=CrossingNet(config),
+        loss=loss,
+        batches=lambda generator: [batch],
+        evaluate=lambda model: {"test_mse": float(loss(model, batch, torch.Generator())[0])},
+        lr=config.lr,
+        epochs=config.epochs,
+        seed=config.seed,
+        device=config.device,
+        check=3.0 if config.width <= 500 else None,
+    )
 
 
 def run(config: Config, context: Context) -> dict[str, Any]:
-    x = torch.tensor([[1.0], [-1.0]], device=config.device)
-    batch = (x, -x)
-    return train(
-        Task(
-            model=CrossingNet(config),
-            loss=loss,
-            batches=lambda generator: [batch],
-            evaluate=lambda model: {"test_mse": float(loss(model, batch, torch.Generator())[0])},
-            lr=config.lr,
-            epochs=config.epochs,
-            seed=config.seed,
-            device=config.device,
-            check=3.0 if config.width <= 500 else None,
-        ),
-        context,
-    )
+    return train(task(config, context), context)
 
 
 class CrossingNet(nn.Module):

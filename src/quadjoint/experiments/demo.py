@@ -16,7 +16,8 @@ from quadjoint.experiments import nested_spheres, sines, store
 from quadjoint.experiments.config import METHODS
 from quadjoint.experiments.display import Board, describe, duration
 from quadjoint.experiments.execute import Job
-from quadjoint.experiments.plots import STYLES, Records, canvas, curves, label, legend, ordered, value
+from quadjoint.experiments.plots import STYLES, canvas, curves, label, legend, ordered
+from quadjoint.experiments.records import Records, value
 from quadjoint.experiments.scheduler import local, sweep
 
 SPHERES = nested_spheres.Config(width=40, epochs=25, lr=1e-2)

@@ -38,7 +38,10 @@ def duration(seconds: float | None) -> str:
 
 
 # Settings that tell the cells of an experiment apart; said where they are not the default.
-_CELL = ("dataset", "batch", "times", "spacing", "cosines", "c", "rtol")
+_CELL = ("task", "dataset", "batch", "times", "spacing", "cosines", "c", "rtol")
+
+
+_ALWAYS = ("task", "rtol")  # said in any case: no value is usual
 
 
 def describe(job: Job) -> str:
@@ -54,7 +57,7 @@ def special(job: Job) -> list[str]:
     words = [
         f"{name} {setting:g}" if isinstance(setting, float) else f"{name} {setting}"
         for name, setting in settings
-        if setting is not None and setting != getattr(default, name)
+        if setting is not None and (name in _ALWAYS or setting != getattr(default, name))
     ]
     study = getattr(job.config, "study", "widths")
     return words if study == "widths" else [*words, f"({study})"]
@@ -62,15 +65,26 @@ def special(job: Job) -> list[str]:
 
 @dataclass
 class _Running:
+    """A run under way: when it began, and when it told of its first and of its latest epoch."""
+
     started: float
     progress: Progress | None = None
+    first: tuple[float, int] | None = None
+    latest: float = 0.0
+
+    def hear(self, progress: Progress, now: float) -> None:
+        self.first = self.first or (now, progress.done)
+        self.progress, self.latest = progress, now
 
     def left(self, now: float, expected: float) -> float:
-        """Seconds left by the pace of the epochs so far; before the first, by what is expected of the run."""
-        spent = now - self.started
-        if self.progress is None or not self.progress.done:
-            return max(expected - spent, 0.0)
-        return spent / self.progress.done * (self.progress.total - self.progress.done)
+        """Seconds left by the pace of the epochs since the first, for what is done before it is done once; until there
+        are two, by what is expected of the run."""
+        if self.progress is None or self.first is None or not self.progress.done:
+            return max(expected - (now - self.started), 0.0)
+        begin, done = self.first
+        more = self.progress.done - done
+        pace = (self.latest - begin) / more if more else (self.latest - self.started) / self.progress.done
+        return max(pace * (self.progress.total - self.progress.done) - (now - self.latest), 0.0)
 
 
 @dataclass
@@ -108,8 +122,8 @@ class Board:
         if job is not None:
             if event.kind == "started":
                 self.running[job.key] = job, _Running(self.clock())
-            elif event.kind == "progress" and job.key in self.running:
-                self.running[job.key][1].progress = event.progress
+            elif event.kind == "progress" and event.progress is not None and job.key in self.running:
+                self.running[job.key][1].hear(event.progress, self.clock())
             elif event.kind in ("finished", "failed"):
                 self.running.pop(job.key, None)
                 self._close(job, event)

@@ -23,46 +23,91 @@ from quadjoint.experiments import store
 from quadjoint.experiments.config import as_dict
 from quadjoint.experiments.execute import Job
 from quadjoint.experiments.faults import ODD_RECORD
+from quadjoint.experiments.records import CLOCK, clocked, value
 
 TABLE = Path(__file__).with_name("seconds.json")
-_ROWS = ("points", "curves", "starts", "train_images")  # what an experiment calls its training samples
+_ROWS = ("points", "curves", "starts", "round_images", "train_images")  # what an experiment calls its training samples
 _IMAGES = {"mnist": 60_000, "cifar10": 50_000, "svhn": 73_257}
 _NUMBERS = {"width": 1.0, "batch": 1.0, "times": 1.0, "cosines": 1.0, "rtol": 1.0, "c": 0.3}  # and how much they matter
-_WORDS = ("method", "dataset", "spacing")
-_KNEES = {"images": 50.0, "memory": math.inf, "toy-gradient": math.inf}  # widths from which the weights are the cost
+_WORDS = ("method", "task", "dataset", "spacing")
+_KNEES = {
+    "images": 50.0,
+    "memory": math.inf,
+    "toy-gradient": math.inf,
+    "integration": math.inf,
+}  # widths from which the weights are the cost
+_TESTED = 10_000  # images of a test set
+# What a step by the authors' code takes, before it was ever timed: times a step of ours.
+_THEIRS = {"paper:gq": ("gq-paper", 1.5), "paper:adjoint": ("adjoint", 3.0), "paper:seminorm": ("seminorm", 3.0)}
 Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What runs with these settings took: a training step, what is done once, and the evaluation after an epoch."""
+    """What runs with these settings took: a training step, what is done once, and an evaluation."""
 
     experiment: str
     settings: dict[str, Any]
     step: float
     once: float
-    epoch: float
+    evaluation: float
 
 
 def expected(experiment: str, settings: Settings) -> float | None:
     """Seconds of a run by the nearest recorded one, on the machine of the record; None for an unknown experiment."""
-    cells = [cell for cell in _table() if cell.experiment == experiment]
-    if not cells:
+    if experiment == CLOCK:
+        return _turns(settings)
+    near = _nearest(experiment, settings)
+    if near is None:
         return None
-    near = min(cells, key=lambda cell: _distance(cell.settings, settings))
-    scale = settings.get("batch", 1) / near.settings.get("batch", 1)
+    steps = _epochs_and_steps(settings)[1]
+    tested = (settings.get("test_images") or _TESTED) / (near.settings.get("test_images") or _TESTED)
+    return _scale(experiment, near, settings) * (near.step * steps + near.once) + tested * near.evaluation * _evaluated(
+        settings
+    )
+
+
+def _turns(settings: Settings) -> float:
+    """A run of the clock: steps to train, then every method a step to warm up, one for its memory and its turns."""
+    total = settings["before"] * _step(settings, "discrete")
+    for method in settings["methods"].split():
+        total += (settings["turns"] + 3) * _step(settings, method)
+    return total
+
+
+def _step(settings: Settings, method: str) -> float:
+    """Seconds of one step of a method in a run of the clock: as the clock had it, else as runs of its task had it."""
+    task = settings["task"]
+    cell = {name: found for name, found in settings.items() if found is not None} | {"method": method}
+    near = _nearest(CLOCK, cell)
+    if near is not None and all(near.settings.get(name) == cell[name] for name in ("task", "method")):
+        return _scale(task, near, cell) * near.step
+    ours, factor = _THEIRS.get(method, (method, 1.0))
+    near = _nearest(task, cell | {"method": ours})
+    return 0.0 if near is None else factor * _scale(task, near, cell) * near.step
+
+
+def _nearest(experiment: str, settings: Settings) -> Cell | None:
+    cells = [cell for cell in _table() if cell.experiment == experiment]
+    return min(cells, key=lambda cell: _distance(cell.settings, settings), default=None)
+
+
+def _scale(experiment: str, near: Cell, settings: Settings) -> float:
+    """How much longer a step takes than in the nearest record."""
+    scale = settings["batch"] / near.settings["batch"] if "batch" in settings and "batch" in near.settings else 1.0
     knee = _KNEES.get(experiment, 300.0)
-    scale *= (1 + (settings["width"] / knee) ** 2) / (1 + (near.settings["width"] / knee) ** 2)
-    epochs, steps = _epochs_and_steps(settings)
-    return scale * (near.step * steps + near.once) + near.epoch * epochs
+    return scale * (1 + (settings["width"] / knee) ** 2) / (1 + (near.settings["width"] / knee) ** 2)
 
 
 def _epochs_and_steps(settings: Settings) -> tuple[int, int]:
     epochs = settings.get("epochs", 1)
-    rows = next((settings[name] for name in _ROWS if name in settings), 1) or _IMAGES.get(
-        settings.get("dataset", ""), 1
-    )
-    return epochs, epochs * math.ceil(rows / settings.get("batch", rows))
+    rows = next((settings[name] for name in _ROWS if settings.get(name)), _IMAGES.get(settings.get("dataset", ""), 1))
+    return epochs, epochs * math.ceil(rows / (settings.get("batch") or rows))
+
+
+def _evaluated(settings: Settings) -> int:
+    """How many times a run evaluates: after every epoch, but in the study of cosines only at the end."""
+    return 1 if settings.get("study") == "cosines" else settings.get("epochs", 1)
 
 
 def _distance(one: Settings, other: Settings) -> float:
@@ -145,25 +190,51 @@ def _table() -> tuple[Cell, ...]:
 
 
 def summarise(records: Iterable[Mapping[str, Any]]) -> list[Cell]:
-    """One cell for all runs that differ in their seeds alone."""
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
-    for record in records:
-        settings = {name: record["config"][name] for name in (*_WORDS, *_NUMBERS) if name in record["config"]}
-        kind = (record["experiment"], *settings.items())
-        groups[kind].append(record)
-    return [_cell(experiment, dict(settings), group) for (experiment, *settings), group in groups.items()]
+    """One cell for all runs that differ in their seeds alone, and one for every method of the clock."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for record in map(dict, records):
+        split = clocked([record], record["config"]["task"]) if record["experiment"] == CLOCK else [record]
+        for part in split:
+            kind = (record["experiment"], *_settings(part["config"]).items())
+            groups[kind].append(part)
+    evaluation = _evaluations(groups)
+    return [_cell(kind[0], dict(kind[1:]), group, evaluation[_without_method(kind)]) for kind, group in groups.items()]
 
 
-def _cell(experiment: str, settings: dict[str, Any], group: list[Mapping[str, Any]]) -> Cell:
-    """Of what is not training, up to three steps' worth is done once; the rest is evaluation, after every epoch."""
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    names = (*_WORDS, *_NUMBERS, "test_images")
+    return {name: config[name] for name in names if config.get(name) is not None}
+
+
+def _without_method(kind: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(part for part in kind if part[0] != "method")
+
+
+def _evaluations(groups: Mapping[tuple[Any, ...], list[dict[str, Any]]]) -> dict[tuple[Any, ...], float]:
+    """Seconds of an evaluation, which is the same for all methods: what was recorded, else the least that remains."""
+    least: dict[tuple[Any, ...], float] = {}
+    for kind, group in groups.items():
+        for record in group:
+            found = record["result"].get("curves", {}).get("evaluation_seconds")
+            each = _mean(found) if found else _rest(record) / _epochs_and_steps(record["config"])[0]
+            cell = _without_method(kind)
+            least[cell] = min(each, least.get(cell, math.inf))
+    return least
+
+
+def _rest(record: dict[str, Any]) -> float:
+    """What a run did besides training; the clock's lines have steps alone."""
+    if record["config"].get("study") == CLOCK:
+        return 0.0
+    steps = _epochs_and_steps(record["config"])[1]
+    return max(0.0, float(record["seconds"]) - (value(record, "seconds_per_gradient") or 0.0) * steps)
+
+
+def _cell(experiment: str, settings: dict[str, Any], group: list[dict[str, Any]], evaluation: float) -> Cell:
     step = _mean(record["result"].get("seconds_per_gradient", 0.0) for record in group)
-    once, epoch = [], []
-    for record in group:
-        epochs, steps = _epochs_and_steps(record["config"])
-        rest = max(0.0, record["seconds"] - step * steps)
-        once.append(min(rest, 3 * step) if step else rest)
-        epoch.append((rest - once[-1]) / epochs)
-    return Cell(experiment, settings, step=_short(step), once=_short(_mean(once)), epoch=_short(_mean(epoch)))
+    each = evaluation if step else 0.0  # nothing is trained where there is no step
+    once = [max(0.0, _rest(record) - each * _evaluated(record["config"])) for record in group]
+    return Cell(experiment, settings, step=_short(step), once=_short(_mean(once)), evaluation=_short(each))
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -5,30 +5,36 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from matplotlib.figure import Figure
+import numpy as np
 
+from quadjoint.experiments.checks_time import timed
+from quadjoint.experiments.claims import IMAGES
+from quadjoint.experiments.figures_training import (
+    ablation,
+    cost_figure,
+    how_timed,
+    regularity,
+    several,
+    training_figure,
+)
 from quadjoint.experiments.plots import (
     STYLES,
     Drawer,
-    Records,
-    against_width,
-    by,
+    Drawing,
+    against,
     canvas,
-    cost_figure,
     label,
     legend,
-    mean_and_deviation,
-    name_widths,
-    of_study,
+    name_settings,
     ordered,
+    panels,
     spread_out,
     style,
-    training_figure,
-    value,
 )
+from quadjoint.experiments.records import Records, by, of_study, step_seconds, where
 
 
-def toy_gradient(records: Records, *, tight: bool) -> Figure | None:
+def toy_gradient(records: Records, *, tight: bool) -> Drawing | None:
     """Relative errors of loss and gradients against T."""
     records = [r for r in records if (r["config"].get("rtol", 1.0) < 1e-4) == tight]
     if not records:
@@ -43,127 +49,115 @@ def toy_gradient(records: Records, *, tight: bool) -> Figure | None:
                 ax.plot(result["T"], errors, label=method, markevery=4, **style(method))
         label(ax, "T", "relative error", title=title, log="y")
     legend(figure, axes)
-    figure.suptitle(f"rtol = {records[0]['config']['rtol']:g}, atol = {records[0]['config']['atol']:g}")
-    return figure
+    config = records[0]["config"]
+    return Drawing(
+        figure,
+        f"Errors of the loss and of its three gradients on dz/dt = a z with rtol {config['rtol']:g} and atol "
+        f"{config['atol']:g}, in double precision. All but mali solve forwards alike and have the same loss.",
+    )
 
 
-def memory(records: Records) -> Figure | None:
+def integration(records: Records) -> Drawing | None:
+    """Error against evaluations of the integrand, a line for each rule."""
+    records = [r for r in records if len(r["result"].get("errors", [])) > 1]
+    if not records:
+        return None
+    figure, (ax,) = panels(1, width=6.4, height=3.6)
+    for rule in ordered(r["config"]["method"] for r in records):
+        result = where(records, method=rule)[0]["result"]
+        ax.plot(result["evaluations"], result["errors"], label=rule, **style(rule))
+    label(ax, "evaluations of the integrand", "relative error of the gradient", log="xy")
+    legend(figure, [ax])
+    return Drawing(
+        figure,
+        "The integral in the gradient of a small network, by rules with more and more points. Newton and Cotes’ "
+        "rules fall with a fixed power, Gauss-Legendre quadrature faster than any power, Monte Carlo (root mean "
+        "square of 16 draws) with the square root.",
+    )
+
+
+def memory(records: Records) -> Drawing | None:
     """Peak bytes against tolerance, one panel per size of the state (four of them, if there are more)."""
     sizes = by(records, "width")
     shown = spread_out(list(sizes.items()), 4)
     figure, axes = canvas(1, len(shown))
     for ax, ((size,), group) in zip(axes, shown, strict=True):
         for method in ordered(r["config"]["method"] for r in group):
-            for record in group:
-                if record["config"]["method"] == method and record["result"].get("tolerances"):
-                    result = record["result"]
+            for record in where(group, method=method):
+                result = record["result"]
+                if result.get("tolerances"):
                     ax.plot(result["tolerances"], result["peak_memory"], label=method, **style(method))
         label(ax, "tolerance", "peak bytes", title=f"State of {size}", log="xy")
         ax.invert_xaxis()
     legend(figure, axes)
     if len(shown) < len(sizes):
         figure.suptitle(f"{len(shown)} of {len(sizes)} sizes")
-    return figure
+    return Drawing(
+        figure,
+        "Peak memory of one gradient of the exponential up to T = 15 as the tolerance tightens and steps become "
+        "more. With a state of one number, a few bytes of bookkeeping are most of what is held; with 1000 the state "
+        "is. A flat line is memory that does not grow with the steps.",
+    )
 
 
-def spheres_data(records: Records) -> Figure | None:
+def spheres_data(records: Records) -> Drawing | None:
     """Some of the points that are to be separated."""
     example = next((r["result"]["example"] for r in records if "example" in r["result"]), None)
     if example is None:
         return None
-    figure, (ax,) = canvas(1, 1)
+    figure, (ax,) = canvas(1, 1, width=3.4)
     for k, color in ((0, "#0072B2"), (1, "#D55E00")):
         chosen = [x for x, y in zip(example["x"], example["y"], strict=True) if y == k]
         ax.scatter([x[0] for x in chosen], [x[1] for x in chosen], s=10, color=color, label=f"class {k}")
     ax.set_aspect("equal")
-    legend(figure, [ax])
-    return figure
+    return Drawing(figure, "Some of the training points: the disc in the middle is to be told from the ring around it.")
 
 
-def ablation(records: Records, *, study: str, field: str, name: str, metric: str, metric_name: str) -> Figure | None:
-    """Time and metric against one setting, one line per method."""
-    records = of_study(records, study)
-    if not records:
+def images(records: Records, *, dataset: str) -> Drawing | None:
+    chosen = where(records, dataset=dataset, study="widths")
+    return training_figure(
+        chosen,
+        metric="test_accuracy",
+        metric_name="test accuracy (%)",
+        loss="test_loss",
+        log_metric=False,
+        task=IMAGES[dataset],
+    )
+
+
+def batch_sizes(records: Records) -> Drawing | None:
+    """The time of a step for each data set, batch size and number of channels: a dot for each method."""
+    cells = by([r for r in timed(records) if "dataset" in r["config"]], "dataset", "batch", "width")
+    shown = spread_out(list(cells.items()), 12)
+    if len(shown) < 2:
         return None
-    figure, axes = canvas(1, 2)
-    for ax, path in zip(axes, (("seconds_per_gradient",), ("final", metric)), strict=True):
-        for method in ordered(r["config"]["method"] for r in records):
-            mine = [r for r in records if r["config"]["method"] == method]
-            settings = sorted({r["config"][field] for r in mine})
-            at = {s: [value(r, *path) for r in mine if r["config"][field] == s] for s in settings}
-            spread = [mean_and_deviation(at[s]) for s in settings]
-            words = [f"{s:g}" for s in settings]
-            means, deviations = [m for m, _ in spread], [d for _, d in spread]
-            ax.errorbar(words, means, yerr=deviations, label=method, capsize=2, **style(method))
-    label(axes[0], name, "seconds per training step", log="y")
-    label(axes[1], name, metric_name)
-    legend(figure, axes)
-    return figure
-
-
-def regularity(records: Records) -> Figure | None:
-    """Seconds per step for 10 and 50 times: regular, merged, per sample; bars per method (of twelve cells at most)."""
-    records = of_study(records, "regularity")
-    if not records:
-        return None
-    cells = spread_out(sorted({_cell(r) for r in records}, key=_cell_order), 12)
-    methods = ordered(r["config"]["method"] for r in records)
-    figure, (ax,) = canvas(1, 1, width=9.0, height=3.6)
-    slot = 0.8 / len(methods)
+    figure, (ax,) = panels(1, width=8.0, height=1.2 + 0.45 * len(shown))
+    methods = ordered(r["config"]["method"] for _, group in shown for r in group)
     for i, method in enumerate(methods):
-        for j, cell in enumerate(cells):
-            mine = [r for r in records if r["config"]["method"] == method]
-            numbers = [value(r, "seconds_per_gradient") for r in mine if _cell(r) == cell]
-            mean, deviation = mean_and_deviation(numbers)
-            look: dict[str, Any] = {"color": STYLES.get(method, {}).get("color"), "label": method if j == 0 else None}
-            ax.bar(j + (i - (len(methods) - 1) / 2) * slot, mean, slot, yerr=deviation, **look)
-    ax.set_xticks(range(len(cells)), [f"{times} times\n{spacing}" for times, spacing in cells])
-    label(ax, "", "seconds per training step", log="y")
+        shift = (i / max(1, len(methods) - 1) - 0.5) * 0.6
+        rows = [(r, k + shift) for k, (_, group) in enumerate(shown) for r in where(group, method=method)]
+        places = [(seconds, y) for r, y in rows if (seconds := step_seconds(r))]
+        look = style(method) | {"linestyle": "none"}
+        ax.plot([p[0] for p in places], [p[1] for p in places], label=method, **look)
+    names = [f"{IMAGES.get(name, name)}, batch {batch}, {width} channels" for (name, batch, width), _ in shown]
+    ax.set_yticks(range(len(shown)), names)
+    ax.invert_yaxis()
+    label(ax, "seconds per training step", "", log="x")
     legend(figure, [ax])
-    return figure
+    return Drawing(
+        figure,
+        f"The time of a training step on images ({how_timed(timed(records))}). The larger the state, which grows "
+        "with the batch, the less a cheap integral over the parameters helps.",
+    )
 
 
-def _cell(record: dict[str, Any]) -> tuple[int, str]:
-    return record["config"]["times"], record["config"]["spacing"]
-
-
-def _cell_order(cell: tuple[int, str]) -> tuple[int, int]:
-    return cell[0], ["regular", "merged", "per-sample"].index(cell[1])
-
-
-def images(records: Records, *, dataset: str) -> Figure | None:
-    chosen = [r for r in records if r["config"].get("dataset") == dataset and r["config"].get("study") == "widths"]
-    return training_figure(chosen, "test_accuracy", "test accuracy (%)", "test_loss", log_metric=False)
-
-
-def batch_sizes(records: Records) -> Figure | None:
-    """Time against hidden channels for each data set and batch size (nine panels at most)."""
-    cells = by([r for r in records if "dataset" in r["config"]], "dataset", "batch")
-    groups = dict(spread_out(list(cells.items()), 9))
-    if not groups:
-        return None
-    columns = min(3, len(groups))
-    rows = -(-len(groups) // columns)
-    figure, axes = canvas(rows, columns, width=3.8, height=3.0)
-    for ax in axes[len(groups) :]:
-        ax.remove()
-    for ax, ((dataset, batch), group) in zip(axes, groups.items(), strict=False):
-        against_width(ax, group, "seconds_per_gradient")
-        label(ax, "hidden channels", "seconds per step", title=f"{dataset}, batch {batch}", log="xy")
-        name_widths(ax, group)
-    legend(figure, axes[: len(groups)])
-    if len(groups) < len(cells):
-        figure.suptitle(f"{len(groups)} of {len(cells)} pairs of data set and batch size")
-    return figure
-
-
-def ou_solutions(records: Records, *, method: str = "gq") -> Figure | None:
+def ou_solutions(records: Records, *, method: str) -> Drawing | None:
     """Gaussians fitted to true and learnt samples at some times, and sample paths from three starts."""
-    chosen = [r for r in of_study(records, "widths") if "solutions" in r["result"]]
-    chosen = [r for r in chosen if r["config"]["method"] == method] or chosen
+    chosen = [r for r in where(of_study(records, "widths"), method=method) if "solutions" in r["result"]]
     if not chosen:
         return None
-    shown = min(chosen, key=lambda r: (abs(r["config"]["width"] - 20), r["config"]["seed"]))["result"]["solutions"]
+    record = min(chosen, key=lambda r: (abs(r["config"]["width"] - 20), r["config"]["seed"]))
+    shown = record["result"]["solutions"]
     figure, axes = canvas(2, 3, width=3.6, height=2.7)
     for ax, fit in zip(axes[:3], shown["fits"], strict=False):
         _gaussian(ax, *fit["true"], color="#000000", label="true")
@@ -176,41 +170,72 @@ def ou_solutions(records: Records, *, method: str = "gq") -> Figure | None:
             ax.plot(shown["t"], path, color="#0072B2", linewidth=0.7, alpha=0.7, label="learnt" if k == 0 else None)
         ax.set(title=f"x(0) = {start['true'][0][0]:.2f}", xlabel="t", ylabel="x")
     axes[0].legend(frameon=False)
-    return figure
+    config = record["config"]
+    return Drawing(
+        figure,
+        f"What a model of width {config['width']} has learnt with {method} in {config.get('epochs')} epochs (seed "
+        f"{config['seed']}): above, Gaussians fitted to true and learnt samples from one start at three times; below, "
+        "samples from three starts.",
+    )
 
 
 def _gaussian(ax: Any, mean: float, deviation: float, **look: Any) -> None:
-    import numpy as np
-
     deviation = max(deviation, 1e-6)
     x = np.linspace(mean - 4 * deviation, mean + 4 * deviation, 200)
     ax.plot(x, np.exp(-0.5 * ((x - mean) / deviation) ** 2) / (deviation * np.sqrt(2 * np.pi)), **look)
 
+
+def authors_code(records: Records) -> Drawing | None:
+    """Our methods and those of the authors' code on one axis, where the clock has both."""
+    pairs = {"gq-paper": "paper:gq", "adjoint": "paper:adjoint", "seminorm": "paper:seminorm"}
+    both = [r for r in of_study(records, "clock") if r["config"]["method"] in (*pairs, *pairs.values())]
+    theirs = [r for r in both if r["config"]["method"] in pairs.values()]
+    if not several(theirs):
+        return None
+    figure, (ax,) = panels(1, width=6.4, height=3.6)
+    against(ax, both, "width", step_seconds)
+    label(ax, "width", "seconds per training step", log="xy")
+    name_settings(ax, both)
+    legend(figure, [ax])
+    return Drawing(figure, "The authors’ own code (paper:, dashed) beside the same methods here, in turns.")
+
+
+_SPHERES: dict[str, Any] = {
+    "metric": "test_accuracy",
+    "metric_name": "test accuracy (%)",
+    "loss": "test_loss",
+    "log_metric": False,
+}
+_MSE: dict[str, Any] = {"metric": "test_mse", "metric_name": "test MSE", "loss": "test_mse", "log_metric": True}
+_KL: dict[str, Any] = {"metric": "test_kl", "metric_name": "test KL", "loss": "test_kl", "log_metric": True}
 
 FIGURES: dict[str, dict[str, Drawer]] = {
     "toy-gradient": {
         "toy-gradient": partial(toy_gradient, tight=False),
         "toy-gradient-tight": partial(toy_gradient, tight=True),
     },
+    "integration": {"integration": integration},
     "memory": {"memory": memory},
     "nested-spheres": {
         "nested-spheres-data": spheres_data,
-        "nested-spheres": partial(
-            training_figure,
+        "nested-spheres": partial(training_figure, task="Nested spheres", **_SPHERES),
+        "nested-spheres-cost": partial(cost_figure, task="Nested spheres", scale="three times"),
+        "nested-spheres-C": partial(
+            ablation,
+            study="C",
+            field="c",
+            name="C",
             metric="test_accuracy",
             metric_name="test accuracy (%)",
-            loss="test_loss",
-            log_metric=False,
+            task="Nested spheres",
         ),
-        "nested-spheres-cost": cost_figure,
-        "nested-spheres-C": partial(
-            ablation, study="C", field="c", name="C", metric="test_accuracy", metric_name="test accuracy (%)"
-        ),
+        "nested-spheres-authors": authors_code,
     },
     "sines": {
-        "sines": partial(training_figure, metric="test_mse", metric_name="test MSE", loss="test_mse", log_metric=True),
-        "sines-cost": cost_figure,
+        "sines": partial(training_figure, task="Sines", **_MSE),
+        "sines-cost": partial(cost_figure, task="Sines", scale="twice"),
         "sines-regularity": regularity,
+        "sines-authors": authors_code,
     },
     "images": {
         "images-mnist": partial(images, dataset="mnist"),
@@ -219,16 +244,22 @@ FIGURES: dict[str, dict[str, Drawer]] = {
         "images-batch-size": batch_sizes,
     },
     "ou": {
-        "ou": partial(training_figure, metric="test_kl", metric_name="test KL", loss="test_kl", log_metric=True),
+        "ou": partial(training_figure, task="OU", **_KL),
         "ou-cosines": partial(
-            ablation, study="cosines", field="cosines", name="cosines", metric="test_kl", metric_name="test KL"
+            ablation,
+            study="cosines",
+            field="cosines",
+            name="cosines",
+            metric="test_kl",
+            metric_name="test KL",
+            task="OU",
         ),
-        "ou-solutions": ou_solutions,
+        "ou-solutions": partial(ou_solutions, method="gq-paper"),
+        "ou-solutions-direct": partial(ou_solutions, method="direct"),
     },
     "crossing": {
-        "crossing": partial(
-            training_figure, metric="test_mse", metric_name="final MSE", loss="test_mse", log_metric=True
-        ),
-        "crossing-cost": cost_figure,
+        "crossing": partial(training_figure, task="Crossing trajectories", **_MSE),
+        "crossing-cost": partial(cost_figure, task="Crossing trajectories", scale="three times"),
+        "crossing-authors": authors_code,
     },
 }

@@ -24,6 +24,7 @@ from quadjoint.nn import MLP
 NAME = "images"
 CHANNELS = (50, 200, 350, 500)
 LEARNING_RATES = {"mnist": 1e-5, "cifar10": 6e-5, "svhn": 6e-5}
+SHORT_RATE = 1e-3  # where the epochs are too few for the paper's
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Config(RunConfig):
     epochs: int = 15
     batch: int = 16
     train_images: int = 0  # 0: all
+    round_images: int = 0  # drawn of them for an epoch; 0: all
     test_images: int = 0
     state_channels: int = 10
     lr: float = 1e-5
@@ -44,8 +46,8 @@ class Config(RunConfig):
 
 def grid(choice: Choice) -> list[Config]:
     """Batch 16 on all three sets, then larger batches."""
-    if choice.preset == "quick":
-        return _quick(choice)
+    if choice.preset != "paper":
+        return _short(choice)
     methods = choice.pick_methods(METHODS)
     cells = [(name, 16, "widths") for name in data.NAMES] + [(name, 32, "batch") for name in data.NAMES]
     cells.append(("mnist", 256, "batch"))
@@ -55,50 +57,56 @@ def grid(choice: Choice) -> list[Config]:
         base = Config(dataset=dataset, batch=batch, lr=lr, study=study, device=choice.device)
         runs += [
             replace(base, method=method, width=width, seed=seed)
-            for width in choice.pick_widths(CHANNELS)
-            for seed in choice.pick_seeds(3)
+            for width, seed in choice.cells(dict.fromkeys(CHANNELS, 3))
             for method in methods
         ]
     return runs
 
 
-def _quick(choice: Choice) -> list[Config]:
-    """MNIST trained for one epoch of a part of the images; for the clock, all sets at the paper's channels.
+def _short(choice: Choice) -> list[Config]:
+    """Trained on 9600 images, drawn in rounds with an evaluation after each.
 
     With a few hundred steps instead of 56 000 the learning rate has to be larger than the paper's.
     """
-    methods = choice.pick_methods(METHODS)
-    seeds = choice.pick_seeds(2)
-    base = Config(epochs=1, lr=2e-3, seed=seeds[0], device=choice.device)
-    cells = [replace(base, batch=32, train_images=9600, test_images=2000, width=8, seed=seed) for seed in seeds]
-    timed = [(name, batch, CHANNELS[0]) for name in data.NAMES for batch in (16, 32)]
-    timed += [("mnist", 256, CHANNELS[0]), ("mnist", 16, CHANNELS[-1])]
-    for dataset, batch, width in timed:  # one batch, a few times
-        clock = replace(base, dataset=dataset, batch=batch, width=width, study="batch")
-        epochs = 3 if width == CHANNELS[0] else 2
-        cells.append(replace(clock, epochs=epochs, train_images=batch, test_images=16))
-    if choice.widths is not None:
-        cells = list(dict.fromkeys(replace(cell, width=width) for cell in cells for width in choice.widths))
-    return [replace(cell, method=method) for cell in cells for method in methods]
+    base = Config(epochs=5, round_images=1920, test_images=1000, lr=SHORT_RATE, device=choice.device)
+    if choice.preset == "quick":
+        kinds: list[tuple[Config, tuple[str, ...], dict[int, int]]] = [(replace(base, batch=32), METHODS, {8: 2})]
+    else:
+        kinds = [
+            (base, ("adjoint", "seminorm", "gq-paper"), {CHANNELS[0]: 3}),
+            (replace(base, dataset="cifar10"), ("adjoint", "gq-paper"), {CHANNELS[0]: 3}),
+        ]
+    return [
+        replace(kind, method=method, width=width, seed=seed)
+        for kind, methods, seeds in kinds
+        for width, seed in choice.cells(seeds)
+        for method in choice.pick_methods(methods)
+    ]
 
 
-def run(config: Config, context: Context) -> dict[str, Any]:
+def paper_rate(config: RunConfig, width: int) -> float:
+    """The paper's learning rate, which depends on the data set."""
+    return LEARNING_RATES[config.dataset] if isinstance(config, Config) else LEARNING_RATES["mnist"]
+
+
+def task(config: Config, context: Context) -> Task:
     home = data.data_home(context.data)
     train_set = _part(config.dataset, "train", home, config.train_images, config.device)
     test_set = _part(config.dataset, "test", home, config.test_images, config.device)
-    return train(
-        Task(
-            model=ImageNet(config, train_set[0].shape[1:]),
-            loss=loss,
-            batches=minibatches(train_set, config.batch),
-            evaluate=lambda model: evaluate(model, test_set),
-            lr=config.lr,
-            epochs=config.epochs,
-            seed=config.seed,
-            device=config.device,
-        ),
-        context,
+    return Task(
+        model=ImageNet(config, train_set[0].shape[1:]),
+        loss=loss,
+        batches=minibatches(train_set, config.batch, count=config.round_images or None),
+        evaluate=lambda model: evaluate(model, test_set),
+        lr=config.lr,
+        epochs=config.epochs,
+        seed=config.seed,
+        device=config.device,
     )
+
+
+def run(config: Config, context: Context) -> dict[str, Any]:
+    return train(task(config, context), context)
 
 
 @lru_cache(maxsize=2)

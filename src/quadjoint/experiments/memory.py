@@ -41,7 +41,7 @@ class Config(RunConfig):
 
 def grid(choice: Choice) -> list[Config]:
     base = Config(device=choice.device)
-    sizes = choice.pick_widths([1, 1000])
+    sizes = (1, 1000) if choice.widths is None else choice.widths
     methods = choice.pick_methods(METHODS)
     return [
         replace(base, method=method, width=size, tightest=_tightest(method)) for size in sizes for method in methods

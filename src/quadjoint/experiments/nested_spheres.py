@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quadjoint.experiments.config import METHODS, Choice, RunConfig, learning_rate
+from quadjoint.experiments.config import METHODS, Choice, Plan, RunConfig, learning_rate
 from quadjoint.experiments.contenders import neural_ode
 from quadjoint.experiments.training import Batch, Context, Task, minibatches, train
 from quadjoint.nn import Augment, TimeMLP
@@ -38,37 +38,42 @@ class Config(RunConfig):
     lr: float = 1e-3
     tolerance: float = 1e-3
     c: float = 0.1  # for gq-paper
-    study: str = "widths"  # or "C" or "time"
+    study: str = "widths"  # or "C"
+
+
+# Seeds of each width, epochs, and width and seeds of the ablation over C.
+PLANS: dict[str, Plan] = {
+    "quick": Plan({5: 2, 20: 2}, epochs=100, study={20: 2}),
+    "evening": Plan({5: 5, 20: 5, 100: 5}, epochs=100, study={100: 3}),
+    "paper": Plan(dict.fromkeys(LEARNING_RATES, 10), epochs=100, study={1500: 5}),
+}
 
 
 def grid(choice: Choice) -> list[Config]:
     """Methods over widths and seeds, then the paper's method over C."""
-    methods = choice.pick_methods(METHODS)
-    quick = choice.preset == "quick"
-    widths = choice.pick_widths([5, 20, 100] if quick else sorted(LEARNING_RATES))
-    seeds = choice.pick_seeds(2 if quick else 10)
-    base = Config(epochs=30 if quick else 100, device=choice.device)
-    faster = 3.0 if quick else 1.0  # a third of the epochs at three times the paper's learning rate
-    runs = [_at(base, method, width, seed, faster) for width in widths for seed in seeds for method in methods]
-    if quick and choice.widths is None:  # the paper's size, for the clock alone
-        long = replace(base, epochs=3, points=base.batch, study="time")
-        runs += [_at(long, method, 1500, seed, faster) for seed in seeds[:1] for method in methods]
+    plan, methods = PLANS[choice.preset], choice.pick_methods(METHODS)
+    base = Config(epochs=plan.epochs, device=choice.device)
+    runs = [_at(base, method, cell) for cell in choice.cells(plan.seeds) for method in methods]
     if "gq-paper" in methods:
-        width = (100 if quick else 1500) if choice.widths is None else max(widths)
         base = replace(base, study="C")
-        seeds = choice.pick_seeds(2 if quick else 5)
-        runs += [replace(_at(base, "gq-paper", width, seed, faster), c=c) for c in ABLATION_C for seed in seeds]
+        cells = choice.cells(plan.study, pick=max)
+        runs += [replace(_at(base, "gq-paper", cell), c=c) for c in ABLATION_C for cell in cells]
     return runs
 
 
-def _at(base: Config, method: str, width: int, seed: int, faster: float) -> Config:
-    lr = min(faster * learning_rate(LEARNING_RATES, width), 1e-2)
-    return replace(base, method=method, width=width, seed=seed, lr=lr)
+def _at(base: Config, method: str, cell: tuple[int, int]) -> Config:
+    width, seed = cell
+    return replace(base, method=method, width=width, seed=seed, lr=paper_rate(base, width))
 
 
-def run(config: Config, context: Context) -> dict[str, Any]:
-    train_set, test_set = (tuple(x.to(config.device) for x in part) for part in data(config.points, config.test_points))
-    task = Task(
+def paper_rate(config: RunConfig, width: int) -> float:
+    """The paper's learning rate."""
+    return learning_rate(LEARNING_RATES, width)
+
+
+def task(config: Config, context: Context) -> Task:
+    train_set, test_set = _sets(config)
+    return Task(
         model=SphereNet(config),
         loss=loss,
         batches=minibatches(train_set, config.batch),
@@ -79,8 +84,16 @@ def run(config: Config, context: Context) -> dict[str, Any]:
         seed=config.seed,
         device=config.device,
     )
-    result = train(task, context)
-    x, y = (tensor.cpu() for tensor in train_set)
+
+
+def _sets(config: Config) -> tuple[Batch, Batch]:
+    train_set, test_set = (tuple(x.to(config.device) for x in part) for part in data(config.points, config.test_points))
+    return train_set, test_set
+
+
+def run(config: Config, context: Context) -> dict[str, Any]:
+    result = train(task(config, context), context)
+    x, y = (tensor.cpu() for tensor in _sets(config)[0])
     some = torch.cat([(y == k).nonzero().squeeze(1)[:70] for k in (0, 1)])
     result["example"] = {"x": [[round(v, 3) for v in row] for row in x[some].tolist()], "y": y[some].tolist()}
     return result

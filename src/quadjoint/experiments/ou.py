@@ -25,7 +25,6 @@ NAME = "ou"
 TORCHSDE = ("torchsde-direct", "torchsde-adjoint")
 METHODS = (*shared.METHODS, *TORCHSDE)
 LEARNING_RATES = {5: 1e-3, 20: 5e-4, 50: 1e-4, 100: 1e-4}
-QUICK = ("direct", "discrete", "auto")  # so fast that the quick preset has more than one seed of them
 COSINES = (0, 1, 5, 10, 25, 50)
 PROCESS = OrnsteinUhlenbeck(mu=0.2, theta=0.1, sigma=0.6, phi=0.15)
 
@@ -45,61 +44,90 @@ class Config(RunConfig):
     step: float = 0.01  # of the SDE solver
     lr: float = 5e-4
     tolerance: float = 1e-3
-    study: str = "widths"  # or "cosines" or "time"
+    study: str = "widths"  # or "cosines"
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a preset: seeds of each method by width, and of the study of the number of cosines."""
+
+    widths: tuple[int, ...]
+    seeds: dict[str, int]
+    cosines: dict[str, int]
+    epochs: int = 100
+    faster: float = 1.0  # than the paper's learning rate
+
+
+SIZES = {
+    # Forty steps instead of five hundred: a larger learning rate brings them nearly as far.
+    "quick": Size(
+        (20,),
+        {"direct": 3, "gq": 3, "discrete": 3, "auto": 3, "gq-paper": 1, "torchsde-direct": 1},
+        {"direct": 2},
+        epochs=8,
+        faster=20.0,
+    ),
+    # The slow ones, half an hour each, are trained once.
+    "evening": Size((20,), {"direct": 5, "gq-paper": 1, "torchsde-direct": 1, "torchsde-adjoint": 1}, {"direct": 2}),
+    "paper": Size(
+        tuple(sorted(LEARNING_RATES)), dict.fromkeys(METHODS, 5), dict.fromkeys(("gq-paper", "gq", "discrete"), 5)
+    ),
+}
 
 
 def grid(choice: Choice) -> list[Config]:
     """Methods over widths and seeds, then the number of cosines."""
-    methods = choice.pick_methods(METHODS)
-    quick = choice.preset == "quick"
-    widths = choice.pick_widths([20] if quick else sorted(LEARNING_RATES))
-    seeds = choice.pick_seeds(3 if quick else 5)
-    # Forty steps instead of five hundred: a larger learning rate brings them nearly as far.
-    base = Config(epochs=8 if quick else 100, device=choice.device)
-    faster = 20 if quick else 1
+    size = SIZES[choice.preset]
+    base = Config(epochs=size.epochs, device=choice.device)
     runs = [
-        _at(base, method, width, seed, faster)
-        for width in widths
-        for seed in seeds
-        for method in methods
-        if not quick or seed == seeds[0] or method in QUICK
+        _at(base, method, cell, size.faster)
+        for method in choice.pick_methods([m for m in METHODS if m in size.seeds])
+        for cell in choice.cells(dict.fromkeys(size.widths, size.seeds[method]))
     ]
-    if quick and choice.widths is None:  # the paper's smallest and largest size, for the clock alone
-        short = replace(base, epochs=2, starts=40, test_starts=1, study="time")
-        runs += [_at(short, method, width, seeds[0], faster) for width in (5, 100) for method in methods]
-    width = 20 if choice.widths is None else min(widths)
     base = replace(base, study="cosines")
-    for method in choice.pick_methods(("discrete",) if quick else ("gq-paper", "gq", "discrete")):
-        cells = [_at(base, method, width, seed, faster) for seed in (seeds[:2] if quick else seeds)]
+    for method in choice.pick_methods(tuple(size.cosines)):
+        cells = [_at(base, method, c, size.faster) for c in choice.cells({20: size.cosines[method]}, pick=min)]
         runs += [replace(cell, cosines=cosines) for cosines in COSINES for cell in cells]
     return runs
 
 
-def _at(base: Config, method: str, width: int, seed: int, faster: float) -> Config:
-    lr = faster * learning_rate(LEARNING_RATES, width)
-    return replace(base, method=method, width=width, seed=seed, lr=lr)
+def _at(base: Config, method: str, cell: tuple[int, int], faster: float) -> Config:
+    width, seed = cell
+    return replace(base, method=method, width=width, seed=seed, lr=faster * paper_rate(base, width))
+
+
+def paper_rate(config: RunConfig, width: int) -> float:
+    """The paper's learning rate."""
+    return learning_rate(LEARNING_RATES, width)
+
+
+def task(config: Config, context: Context) -> Task:
+    t, train_set, test_set = _on_device(config)
+    return Task(
+        model=model_for(config),
+        loss=lambda sde, batch, generator: loss(sde, batch[0], t, config, generator),
+        batches=minibatches((train_set,), config.batch),
+        evaluate=lambda sde: evaluate(sde, test_set, t, config),
+        lr=config.lr,
+        epochs=config.epochs,
+        seed=config.seed,
+        device=config.device,
+        only_last=config.study == "cosines",  # no curves are drawn of it, and the evaluation takes as long as an epoch
+    )
 
 
 def run(config: Config, context: Context) -> dict[str, Any]:
-    t, train_set, test_set = data(config)
-    t, train_set, test_set = t.to(config.device), train_set.to(config.device), test_set.to(config.device)
-    model = model_for(config)
-    result = train(
-        Task(
-            model=model,
-            loss=lambda sde, batch, generator: loss(sde, batch[0], t, config, generator),
-            batches=minibatches((train_set,), config.batch),
-            evaluate=lambda sde: evaluate(sde, test_set, t, config),
-            lr=config.lr,
-            epochs=config.epochs,
-            seed=config.seed,
-            device=config.device,
-        ),
-        context,
-    )
+    made = task(config, context)
+    result = train(made, context)
     if config.study == "widths":
-        result["solutions"] = solutions(model, test_set, t, config)
+        t, _, test_set = _on_device(config)
+        result["solutions"] = solutions(made.model, test_set, t, config)
     return result
+
+
+def _on_device(config: Config) -> tuple[Tensor, Tensor, Tensor]:
+    t, train_set, test_set = data(config)
+    return t.to(config.device), train_set.to(config.device), test_set.to(config.device)
 
 
 def data(config: Config, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,35 +1,32 @@
-"""The figures, drawn from the JSON lines alone: means and standard deviations over seeds.
-
-Each figure of the paper has its function here. A function takes the records of its experiment and returns a
-figure, or None if there is nothing to draw.
-"""
+"""What figures are drawn with: the look of each method, axes, lines with deviations, curves, names at their ends."""
 
 from __future__ import annotations
 
-import io
 import math
-import re
-import statistics
-import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from quadjoint.experiments import store
-from quadjoint.experiments.faults import ODD_RECORD, Refusal, one_line
-from quadjoint.experiments.files import write_whole
+from quadjoint.experiments.records import Record, Records, mean_and_deviation, on_one_thread
 
-Record = dict[str, Any]
-Records = list[Record]
-Drawer = Callable[[Records], Figure | None]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure and what it shows, in sentences."""
+
+    figure: Figure
+    caption: str
+
+
+Drawer = Callable[[Records], Drawing | None]
+Number = Callable[[Record], float | None]
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito), and a marker for each as well.
 STYLES: dict[str, dict[str, Any]] = {
@@ -44,6 +41,14 @@ STYLES: dict[str, dict[str, Any]] = {
     "mali": {"color": "#8B6914", "marker": ">"},
     "torchsde-direct": {"color": "#555555", "marker": "o", "linestyle": "-."},
     "torchsde-adjoint": {"color": "#AA3377", "marker": "s", "linestyle": "-."},
+    "paper:gq": {"color": "#56B4E9", "marker": "v", "linestyle": "--", "markerfacecolor": "none"},
+    "paper:adjoint": {"color": "#CC79A7", "marker": "s", "linestyle": "--", "markerfacecolor": "none"},
+    "paper:seminorm": {"color": "#E69F00", "marker": "^", "linestyle": "--", "markerfacecolor": "none"},
+    "trapezoid": {"color": "#CC79A7", "marker": "s"},
+    "simpson": {"color": "#E69F00", "marker": "^"},
+    "boole": {"color": "#009E73", "marker": "P"},
+    "gauss": {"color": "#0072B2", "marker": "D"},
+    "monte-carlo": {"color": "#999999", "marker": "o"},
 }
 
 
@@ -55,44 +60,6 @@ def ordered(methods: Iterable[str]) -> list[str]:
     """Methods in the order of the legend, unknown ones last."""
     known = list(STYLES)
     return sorted(set(methods), key=lambda m: (known.index(m) if m in known else len(known), m))
-
-
-def mean_and_deviation(values: Sequence[float | None]) -> tuple[float, float]:
-    """Over the seeds; the deviation of a single value is zero.
-
-    >>> mean_and_deviation([1.0, 3.0])
-    (2.0, 1.0)
-    """
-    numbers = [v for v in values if isinstance(v, int | float)]
-    if not numbers:
-        return math.nan, 0.0
-    return statistics.fmean(numbers), statistics.pstdev(numbers)
-
-
-def by(records: Records, *fields: str) -> dict[tuple[Any, ...], Records]:
-    """Records grouped by fields of their configuration, in order."""
-    groups: dict[tuple[Any, ...], Records] = defaultdict(list)
-    for record in records:
-        groups[tuple(record["config"].get(name) for name in fields)].append(record)
-    return dict(sorted(groups.items(), key=lambda item: tuple(map(_rank, item[0]))))
-
-
-def _rank(setting: Any) -> tuple[bool, float, str]:
-    """Numbers by size, then words by the alphabet."""
-    number = isinstance(setting, int | float)
-    return not number, setting if number else 0.0, str(setting)
-
-
-def of_study(records: Records, *studies: str) -> Records:
-    return [r for r in records if r["config"].get("study") in studies]
-
-
-def value(record: Record, *path: str) -> float | None:
-    """A number deep in the result, or None where it is missing."""
-    node: Any = record["result"]
-    for name in path:
-        node = node.get(name) if isinstance(node, dict) else None
-    return node if isinstance(node, int | float) and not isinstance(node, bool) else None
 
 
 def spread_out(items: Sequence[T], most: int) -> list[T]:
@@ -112,6 +79,15 @@ def canvas(rows: int, columns: int, *, width: float = 4.4, height: float = 3.2) 
     for ax in axes:
         ax.grid(True, alpha=0.3)
     return figure, axes
+
+
+def panels(count: int, *, width: float = 4.4, height: float = 3.2) -> tuple[Figure, list[Axes]]:
+    """So many axes, two beside each other."""
+    columns = min(count, 2)
+    figure, axes = canvas(-(-count // columns), columns, width=width, height=height)
+    for ax in axes[count:]:
+        ax.remove()
+    return figure, axes[:count]
 
 
 def label(ax: Axes, x: str, y: str, *, title: str = "", log: str = "") -> None:
@@ -136,48 +112,60 @@ def _few_numbers(axis: Axis, low: float, high: float) -> None:
 def legend(figure: Figure, axes: list[Axes]) -> None:
     handles: dict[str, Any] = {}
     for ax in axes:
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
+        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
+            handles.setdefault(name, handle)
     if handles:
         order = ordered(handles)
         columns = max(2, min(len(order), int(figure.get_figwidth() / 1.25)))
         figure.legend([handles[m] for m in order], order, loc="outside lower center", ncols=columns, frameon=False)
 
 
-def against_width(ax: Axes, records: Records, *path: str) -> None:
-    """Mean and deviation of a number of the result against width, one line per method."""
+def against(ax: Axes, records: Records, field: str, number: Number) -> None:
+    """Mean and deviation of a number against a setting, one line for each method; names at the ends of lines."""
+    ends = []
     for method in ordered(r["config"]["method"] for r in records):
         mine = [r for r in records if r["config"]["method"] == method]
         points = []
-        for width in sorted({r["config"]["width"] for r in mine}):
-            numbers = [value(r, *path) for r in mine if r["config"]["width"] == width]
+        for setting in sorted({r["config"][field] for r in mine}):
+            numbers = [number(r) for r in mine if r["config"][field] == setting]
             if any(n is not None for n in numbers):
-                points.append((width, *mean_and_deviation(numbers)))
+                points.append((setting, *mean_and_deviation(numbers)))
         if points:
             x, y, deviation = zip(*points, strict=True)
-            ax.errorbar(x, y, yerr=deviation, label=method, capsize=2, **style(method))
+            ax.errorbar(x, y, yerr=deviation if any(deviation) else None, label=method, capsize=2, **style(method))
+            ends.append((method, x[-1], y[-1]))
+    _remember(ax, ends)
 
 
-def name_widths(ax: Axes, records: Records) -> None:
-    """Mark the widths that there are (some, if they are many), not powers of ten."""
-    widths = spread_out(sorted({r["config"]["width"] for r in records}), 12)
-    ax.set_xticks(widths, [str(w) for w in widths], minor=False)
+def name_settings(ax: Axes, records: Records, field: str = "width") -> None:
+    """Mark the settings that there are (some, if they are many), not powers of ten."""
+    found = spread_out(sorted({r["config"][field] for r in records}), 12)
+    ax.set_xticks(found, [f"{s:g}" for s in found], minor=False)
     ax.set_xticks([], minor=True)
 
 
 def curves(ax: Axes, records: Records, name: str, *, clock: bool) -> None:
     """Mean curve over seeds against epochs or against the seconds of training so far."""
+    ends = []
     for method in ordered(r["config"]["method"] for r in records):
-        mine = [r["result"].get("curves", {}) for r in records if r["config"]["method"] == method]
-        mine = [c for c in mine if c.get(name) and c.get("seconds")]
+        mine = [(r, r["result"].get("curves", {})) for r in records if r["config"]["method"] == method]
+        mine = [(r, c) for r, c in mine if c.get(name) and c.get("seconds")]
         if not mine:
             continue
-        length = min(len(c[name]) for c in mine)
-        y = [mean_and_deviation([c[name][i] for c in mine])[0] for i in range(length)]
-        seconds = [mean_and_deviation([c["seconds"][i] for c in mine])[0] for i in range(length)]
+        length = min(len(c[name]) for _, c in mine)
+        y = [mean_and_deviation([c[name][i] for _, c in mine])[0] for i in range(length)]
+        times = [_times(r, c) for r, c in mine]
+        seconds = [mean_and_deviation([t[i] for t in times])[0] for i in range(min(length, *map(len, times)))]
         x = _running_sum(seconds) if clock else list(range(1, length + 1))
         look = style(method) | {"marker": STYLES.get(method, {}).get("marker", "."), "markevery": max(1, length // 8)}
-        ax.plot(x, y, label=method, **look)
+        ax.plot(x, y[: len(x)], label=method, **look)
+        ends.append((method, x[-1], y[len(x) - 1]))
+    _remember(ax, ends)
+
+
+def _times(record: Record, found: dict[str, Any]) -> list[float]:
+    spent = found.get("cpu_seconds") if on_one_thread(record) else None
+    return list(spent or found["seconds"])
 
 
 def _running_sum(values: Iterable[float]) -> list[float]:
@@ -188,92 +176,47 @@ def _running_sum(values: Iterable[float]) -> list[float]:
     return sums
 
 
-def training_figure(records: Records, metric: str, metric_name: str, loss: str, *, log_metric: bool) -> Figure | None:
-    """The paper's four panels: time and metric against width, loss against epoch and clock at the largest width."""
-    timed = of_study(records, "widths", "time")
-    trained = of_study(records, "widths")
-    if not timed:
-        return None
-    figure, axes = canvas(2, 2)
-    against_width(axes[0], timed, "seconds_per_gradient")
-    label(axes[0], "width", "seconds per training step", title="Time", log="xy")
-    name_widths(axes[0], timed)
-    against_width(axes[1], trained, "final", metric)
-    label(axes[1], "width", metric_name, title="After training", log="xy" if log_metric else "x")
-    if trained:
-        name_widths(axes[1], trained)
-        width = max(r["config"]["width"] for r in trained)
-        largest = [r for r in trained if r["config"]["width"] == width]
-        curves(axes[2], largest, loss, clock=False)
-        curves(axes[3], largest, loss, clock=True)
-        label(axes[2], "epoch", "test loss", title=f"Width {width}", log="y")
-        axes[2].xaxis.set_major_locator(MaxNLocator(integer=True))
-        label(axes[3], "seconds of training", "test loss", title=f"Width {width}", log="xy")
-    legend(figure, axes)
-    return figure
+# Names at the ends of lines -------------------------------------------------------------------------------
+
+_ENDS = "_line_ends"
 
 
-def cost_figure(records: Records) -> Figure | None:
-    """What one gradient costs and how wrong it is: evaluations, memory, error against width."""
-    timed = of_study(records, "widths", "time")
-    if not timed:
-        return None
-    figure, axes = canvas(2, 2)
-    against_width(axes[0], timed, "per_gradient", "backward_evaluations")
-    label(axes[0], "width", "evaluations in the backward pass", log="xy")
-    against_width(axes[1], timed, "peak_memory")
-    label(axes[1], "width", "peak bytes of one gradient", log="xy")
-    against_width(axes[2], timed, "gradient_error")
-    label(axes[2], "width", "relative error", title="Against the exact gradient", log="xy")
-    against_width(axes[3], timed, "gradient_mismatch")
-    label(axes[3], "width", "relative difference", title="Against the gradient of the computed loss", log="xy")
-    for ax in axes:
-        name_widths(ax, timed)
-    legend(figure, axes)
-    return figure
+def _remember(ax: Axes, ends: list[tuple[str, float, float]]) -> None:
+    setattr(ax, _ENDS, ends)
 
 
-def draw_all(out: Path, say: Callable[[str], object]) -> dict[Path, bytes]:
-    """Draw every figure that the results in ``out`` allow into ``out/figures``; returns paths and pictures."""
-    results = store.read(out)
-    for problem in results.problems:
-        say(problem)
-    if not results.records:
-        raise Refusal(f"there are no results in {out}; run quadjoint reproduce first")
-    folder = out / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
-    drawn = {folder / f"{name}.svg": picture for name, picture in pictures(results, say).items()}
-    for path, picture in drawn.items():
-        write_whole(path, picture)
-    return drawn
+def name_ends(ax: Axes, height: float = 150.0) -> None:
+    """Write each method beside the end of its line; those that end together share one label.
 
-
-def pictures(results: store.Results, say: Callable[[str], object]) -> dict[str, bytes]:
-    """Every figure that can be drawn, as SVG by its name; what cannot is said and left out."""
-    from quadjoint.experiments.figures import FIGURES
-
-    drawn = {}
-    for experiment, figures in FIGURES.items():
-        records = results.of(experiment)
-        for name, draw in figures.items():
-            with warnings.catch_warnings(record=True) as heard:
-                warnings.simplefilter("always")
-                try:
-                    figure = draw(records) if records else None
-                    if figure is not None:
-                        drawn[name] = as_svg(figure)
-                except ODD_RECORD as error:
-                    say(
-                        f"figure {name} left out: a record of {experiment} is not as expected ({one_line(repr(error))})"
-                    )
-            for message in sorted({one_line(warning.message) for warning in heard}):
-                say(f"figure {name}: {message}")
-    return drawn
-
-
-def as_svg(figure: Figure) -> bytes:
-    """The figure as SVG, byte for byte the same for the same results, without the characters that XML cannot hold."""
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": "quadjoint"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return re.sub("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]", "", buffer.getvalue()).encode()
+    To be called when scales are set. ``height`` is about that of the axes, in points.
+    """
+    places = []
+    for method, x, y in getattr(ax, _ENDS, []):
+        spot = ax.transAxes.inverted().transform(ax.transData.transform((x, y)))
+        if all(math.isfinite(c) for c in spot):
+            places.append(([method], x, y, float(spot[0]), float(spot[1])))
+    places.sort(key=lambda place: -place[4])
+    groups: list[tuple[list[str], float, float, float, float]] = []
+    for place in places:
+        if groups and abs(groups[-1][4] - place[4]) < 0.03 and abs(groups[-1][3] - place[3]) < 0.05:
+            groups[-1][0].extend(place[0])
+        else:
+            groups.append(place)
+    lowest = math.inf
+    for names, x, y, _, across in groups:
+        wanted = min(across, lowest - 11 / height)
+        lowest = wanted
+        colour = STYLES.get(names[0], {}).get("color") if len(names) == 1 else "#444444"
+        shift = ((6, (wanted - across) * height), "offset points")
+        words = ",\n".join([", ".join(names[k : k + 2]) for k in range(0, len(names), 2)])
+        ax.annotate(
+            words,
+            (x, y),
+            xytext=shift[0],
+            textcoords=shift[1],
+            va="center",
+            fontsize=7.5,
+            color=colour,
+            annotation_clip=False,
+        )
+        lowest -= 9 / height * ((len(names) - 1) // 2)

@@ -14,13 +14,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from quadjoint.experiments import data, store
+from quadjoint.experiments import authors, data, store
 from quadjoint.experiments.cluster import on_ray, require_ray
 from quadjoint.experiments.config import Choice
 from quadjoint.experiments.display import Board, describe, duration
 from quadjoint.experiments.estimate import Estimate, makespan
 from quadjoint.experiments.execute import Job
 from quadjoint.experiments.faults import Halt, Refusal
+from quadjoint.experiments.names import PRESETS
 from quadjoint.experiments.registry import NAMES, experiment
 from quadjoint.experiments.scheduler import Backend, Event, local, sweep, together
 from quadjoint.experiments.workers import Team, join, leave, under_torchrun
@@ -38,6 +39,7 @@ class Request:
     seeds: tuple[int, ...] | None = None
     device: str = "cpu"
     data: Path | None = None
+    authors: Path | None = None
     jobs: int = 1
     ray: str | None = None
     list_only: bool = False
@@ -63,6 +65,7 @@ def reproduce(request: Request, console: Console) -> int:
         for job in jobs:
             console.print(f"{'waiting' if job in todo else 'done   '} {escape(describe(job))}", highlight=False)
     if request.dry_run:
+        console.print(f"{request.name}, preset {request.preset}: {PRESETS[request.preset]}.", highlight=False)
         console.print(plan(jobs, todo, estimate))
         console.print(f"{_outlook(todo, estimate, request)} Nothing was run.", highlight=False)
     if request.only_plan:
@@ -72,7 +75,7 @@ def reproduce(request: Request, console: Console) -> int:
         console = Console(quiet=True)
     before = len(jobs) - len(todo)
     console.print(
-        f"{len(jobs)} runs, {before} of them done before; results in {request.out}. "
+        f"{len(jobs)} runs, {before} of them done before; results go to {request.out}. "
         f"{_outlook(todo, estimate, request)}",
         highlight=False,
     )
@@ -83,31 +86,49 @@ def reproduce(request: Request, console: Console) -> int:
 
 
 def plan(jobs: list[Job], todo: list[Job], estimate: Estimate) -> Table:
-    """How many runs of each experiment there are, are done and are to do, and how much computation that is."""
-    table = Table("experiment", box=SIMPLE_HEAD)
+    """How many runs of each experiment and study there are, are done and are to do, and how long they take."""
+    table = Table("experiment", "study", box=SIMPLE_HEAD)
     for name in ("runs", "done", "to do", "computation"):
         table.add_column(name, justify="right")
-    for name in (*(name for name in NAMES if any(job.experiment == name for job in jobs)), "all"):
-        every, left = ([job for job in part if name in (job.experiment, "all")] for part in (jobs, todo))
-        seconds = duration(sum(estimate.seconds(job) for job in left)) if left else ""
-        table.add_row(name, str(len(every)), str(len(every) - len(left)), str(len(left)), seconds)
+    groups: dict[tuple[str, str], list[Job]] = {}
+    for name in NAMES:
+        for job in jobs:
+            if job.experiment == name:
+                groups.setdefault((name, getattr(job.config, "study", "")), []).append(job)
+    for (name, study), every in groups.items():
+        _add_row(table, (name, study), every, todo, estimate)
+    table.add_section()
+    _add_row(table, ("all", ""), jobs, todo, estimate)
     return table
 
 
+def _add_row(table: Table, names: tuple[str, str], jobs: list[Job], todo: list[Job], estimate: Estimate) -> None:
+    waiting = {job.key for job in todo}
+    left = [job for job in jobs if job.key in waiting]
+    seconds = duration(sum(estimate.seconds(job) for job in left)) if left else ""
+    table.add_row(*names, str(len(jobs)), str(len(jobs) - len(left)), str(len(left)), seconds)
+
+
 def _outlook(todo: list[Job], estimate: Estimate, request: Request) -> str:
-    """How long the runs will take from now to the end, and by what this is judged."""
+    """How many runs are to do, how long they will take from now to the end, and by what this is judged."""
     if not todo:
         return "All runs are done."
-    seconds = makespan([], [estimate.seconds(job) for job in todo], request.jobs)
-    judged = f"by {estimate.taken[()][0]} runs done before" if estimate.taken else "by runs on another machine"
+    work = [estimate.seconds(job) for job in todo]
+    seconds = makespan([], work, request.jobs)
+    done = estimate.taken[()][0] if estimate.taken else 0
+    here = "by 1 run done here" if done == 1 else f"by {done} runs done here"
+    judged = here if done else "by runs recorded on another machine"
     processes = "one process" if request.jobs == 1 else f"{request.jobs} processes"
-    return f"About {duration(seconds)} with {processes}, judged {judged}."
+    runs = "1 run" if len(todo) == 1 else f"{len(todo)} runs"
+    span = f"about {duration(seconds)} with {processes}, judged {judged}"
+    return f"{runs} to do, {duration(sum(work))} of computation: {span}."
 
 
 def planned(request: Request) -> list[Job]:
     """The runs of the request, those done before among them."""
     try:
-        choice = Choice(request.preset, request.methods, request.widths, request.seeds, request.device)
+        chosen = (request.methods, request.widths, request.seeds)
+        choice = Choice(request.preset, *chosen, device=request.device, authors=request.authors is not None)
         names = NAMES if request.name == "all" else (request.name,)
         modules = [experiment(name) for name in names]
     except ValueError as error:
@@ -149,6 +170,8 @@ def _check(request: Request) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise Refusal(f"the device {request.device!r} cannot be used here: {reason}") from None
+    if request.authors is not None:
+        authors.require(request.authors)
     if request.ray and under_torchrun():
         raise Refusal("--ray and torchrun exclude each other")
     if request.ray:
@@ -198,15 +221,15 @@ def _say_failures(failures: list[Event], console: Console) -> None:
 
 def _backend(request: Request, team: Team) -> tuple[Backend, int]:
     if team.size > 1:
-        return together(team, request.out, request.data), 1
+        return together(team, request.out, request.data, request.authors), 1
     if request.ray:
-        return on_ray(request.ray, request.out, request.data), request.jobs
-    return local(request.jobs, request.out, request.data), request.jobs
+        return on_ray(request.ray, request.out, request.data, request.authors), request.jobs
+    return local(request.jobs, request.out, request.data, request.authors), request.jobs
 
 
 def _publish(out: Path, console: Console) -> None:
     """Figures and report after a sweep."""
-    from quadjoint.experiments.plots import draw_all
+    from quadjoint.experiments.pictures import draw_all
     from quadjoint.experiments.report import write_report
 
     figures = draw_all(out, lambda message: None)

@@ -102,14 +102,14 @@ def ended(job: Job | None, kind: str, content: Any) -> Event:
 # Processes of this machine ------------------------------------------------------------------------------
 
 
-def local(workers: int, out: Path, data: Path | None = None) -> Backend:
+def local(workers: int, out: Path, data: Path | None = None, authors: Path | None = None) -> Backend:
     """``workers`` processes, one thread each, which live for the whole sweep."""
 
     def run(jobs: list[Job]) -> Generator[Event, None, None]:
         waiting = jobs[::-1]
         crew: list[_Worker] = []
         try:
-            crew = [_Worker(out, data) for _ in range(min(workers, len(waiting)))]
+            crew = [_Worker(out, data, authors) for _ in range(min(workers, len(waiting)))]
             while waiting or any(worker.job for worker in crew):
                 for worker in crew:
                     if worker.job is None and waiting:
@@ -118,7 +118,7 @@ def local(workers: int, out: Path, data: Path | None = None) -> Backend:
                 for worker in [w for w in crew if w.pipe in ready]:
                     event = worker.take()
                     if not worker.process.is_alive() and worker.job is None and event.kind == "failed":
-                        crew[crew.index(worker)] = _Worker(out, data)
+                        crew[crew.index(worker)] = _Worker(out, data, authors)
                     yield event
                 if not ready:
                     yield Event("tick")
@@ -132,12 +132,14 @@ def local(workers: int, out: Path, data: Path | None = None) -> Backend:
 class _Worker:
     """A process that does one run after the other, and ends as soon as its parent does."""
 
-    def __init__(self, out: Path, data: Path | None) -> None:
+    def __init__(self, out: Path, data: Path | None, authors: Path | None) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         lifeline, self.lifeline = context.Pipe(duplex=False)
         self.job: Job | None = None
-        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, lifeline, out, data), daemon=True)
+        self.process: BaseProcess = context.Process(
+            target=_serve, args=(theirs, lifeline, out, data, authors), daemon=True
+        )
         with _environment(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR"), _deaf_to_ctrl_c():
             self.process.start()
         theirs.close()
@@ -173,7 +175,7 @@ class _Worker:
         self.pipe.close()
 
 
-def _serve(pipe: Connection, lifeline: Connection, out: Path, data: Path | None) -> None:
+def _serve(pipe: Connection, lifeline: Connection, out: Path, data: Path | None, authors: Path | None) -> None:
     """The life of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to answer, also where it cannot be blocked
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -187,7 +189,7 @@ def _serve(pipe: Connection, lifeline: Connection, out: Path, data: Path | None)
             said = time.monotonic()
             pipe.send(("progress", progress))
 
-    context = Context(data=data, progress=tell)
+    context = Context(data=data, authors=authors, progress=tell)
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             pipe.send(attempt(pipe.recv(), out, context))
@@ -229,13 +231,13 @@ def _environment(**values: str) -> Iterator[None]:
 # torchrun -------------------------------------------------------------------------------------------------
 
 
-def together(team: Team, out: Path, data: Path | None = None) -> Backend:
+def together(team: Team, out: Path, data: Path | None = None, authors: Path | None = None) -> Backend:
     """One run after the other in this process, each shared by torchrun's team."""
 
     def run(jobs: list[Job]) -> Generator[Event, None, None]:
         for job in jobs:
             yield Event("started", job)
-            record = execute(job, out, Context(data=data, team=team))
+            record = execute(job, out, Context(data=data, authors=authors, team=team))
             team.wait()
             yield Event("finished", job, record=record)
 

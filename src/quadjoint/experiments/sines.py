@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quadjoint.experiments.config import METHODS, Choice, RunConfig, learning_rate
+from quadjoint.experiments.config import METHODS, Choice, Plan, RunConfig, learning_rate
 from quadjoint.experiments.contenders import neural_ode
 from quadjoint.experiments.training import Batch, Context, Task, minibatches, train
 from quadjoint.nn import SecondOrder, TimeMLP
@@ -36,53 +36,62 @@ class Config(RunConfig):
     spacing: str = "regular"
     lr: float = 5e-4
     tolerance: float = 1e-3
-    study: str = "widths"  # or "regularity" or "time"
+    study: str = "widths"  # or "regularity"
+
+
+# Seeds of each width, epochs, and width and seeds of the study of regular and irregular times.
+PLANS: dict[str, Plan] = {
+    "quick": Plan({20: 2, 200: 2}, epochs=250, study={200: 1}, study_epochs=5),
+    "evening": Plan({5: 5, 20: 5, 200: 5}, epochs=250, study={200: 5}, study_epochs=250),
+    "paper": Plan(dict.fromkeys(LEARNING_RATES, 5), epochs=250, study={1000: 5}, study_epochs=250),
+}
+DEAR = ("adjoint", "seminorm")  # a dozen minutes a run on merged times, and nothing that gq-paper does not show
 
 
 def grid(choice: Choice) -> list[Config]:
     """Methods over widths and seeds, then methods over the number and the spacing of times."""
-    methods = choice.pick_methods(METHODS)
-    quick = choice.preset == "quick"
-    widths = choice.pick_widths([5, 20, 200] if quick else sorted(LEARNING_RATES))
-    base = Config(epochs=40 if quick else 250, device=choice.device)
-    runs = [
-        _at(base, method, width, seed)
-        for width in widths
-        for seed in choice.pick_seeds(2 if quick else 5)
-        for method in methods
+    plan, methods = PLANS[choice.preset], choice.pick_methods(METHODS)
+    base = Config(epochs=plan.epochs, device=choice.device)
+    runs = [_at(base, method, cell) for cell in choice.cells(plan.seeds) for method in methods]
+    base = replace(base, study="regularity", epochs=plan.study_epochs)
+    cells = choice.cells(plan.study, pick=max)
+    kinds = [replace(base, times=times, spacing=spacing) for times in (10, 50) for spacing in SPACINGS]
+    compared = methods if choice.preset == "paper" else [m for m in methods if m not in DEAR]
+    return runs + [
+        _at(kind, method, cell)
+        for kind in kinds
+        for method in compared
+        for cell in (cells[:1] if choice.preset == "evening" and method == "gq-paper" else cells)
     ]
-    if quick and choice.widths is None:  # the paper's size, for the clock alone
-        runs += [_at(replace(base, epochs=5, study="time"), m, 1000, s) for s in choice.pick_seeds(1) for m in methods]
-    width = (200 if quick else 1000) if choice.widths is None else max(widths)
-    base = replace(base, study="regularity", epochs=5 if quick else 250)
-    for times in (10, 50):
-        for spacing in SPACINGS:
-            cell = replace(base, times=times, spacing=spacing)
-            seeds = choice.pick_seeds(1 if quick else 5)
-            runs += [_at(cell, method, width, seed) for seed in seeds for method in methods]
-    return runs
 
 
-def _at(base: Config, method: str, width: int, seed: int) -> Config:
-    return replace(base, method=method, width=width, seed=seed, lr=learning_rate(LEARNING_RATES, width))
+def _at(base: Config, method: str, cell: tuple[int, int]) -> Config:
+    width, seed = cell
+    return replace(base, method=method, width=width, seed=seed, lr=paper_rate(base, width))
+
+
+def paper_rate(config: RunConfig, width: int) -> float:
+    """The paper's learning rate."""
+    return learning_rate(LEARNING_RATES, width)
+
+
+def task(config: Config, context: Context) -> Task:
+    train_set, test_set = (tuple(x.to(config.device) for x in part) for part in data(config))
+    return Task(
+        model=SineNet(config),
+        loss=loss,
+        batches=minibatches(train_set, config.batch),
+        evaluate=lambda model: {"test_mse": float(loss(model, test_set, torch.Generator())[0])},
+        lr=config.lr,
+        epochs=config.epochs,
+        seed=config.seed,
+        device=config.device,
+        check=2.0 if config.width <= 500 and config.study == "widths" else None,
+    )
 
 
 def run(config: Config, context: Context) -> dict[str, Any]:
-    train_set, test_set = (tuple(x.to(config.device) for x in part) for part in data(config))
-    return train(
-        Task(
-            model=SineNet(config),
-            loss=loss,
-            batches=minibatches(train_set, config.batch),
-            evaluate=lambda model: {"test_mse": float(loss(model, test_set, torch.Generator())[0])},
-            lr=config.lr,
-            epochs=config.epochs,
-            seed=config.seed,
-            device=config.device,
-            check=2.0 if config.width <= 500 and config.study == "widths" else None,
-        ),
-        context,
-    )
+    return train(task(config, context), context)
 
 
 def data(config: Config, seed: int = 0) -> tuple[Batch, Batch]:

@@ -1,11 +1,16 @@
-"""The paper's three tables with our numbers beside them."""
+"""The paper's three tables with our numbers beside them, the authors' code beside ours, and every cell in numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from quadjoint.experiments.plots import Records, mean_and_deviation, of_study, ordered, value
-from quadjoint.experiments.published import OU_COSINES, SINES_REGULARITY, SPHERES_C, mean
+from quadjoint.experiments import store
+from quadjoint.experiments.checks_time import as_ratio, log_ratio
+from quadjoint.experiments.plots import STYLES, ordered
+from quadjoint.experiments.published import OU_COSINES, SINES_REGULARITY, SPHERES_C
+from quadjoint.experiments.records import CLOCK, Records, by, of_experiment, of_study, step_seconds, value, where
+from quadjoint.experiments.verdicts import plain, spread
 
 Table = tuple[str, Sequence[str], list[Sequence[object]]]
 
@@ -20,18 +25,18 @@ def _spheres(records: Records) -> list[Table]:
     ours = of_study(records, "C")
     if not ours:
         return []
-    base = mean(_where(ours, "c", 1e-3), "gq-paper", "seconds_per_gradient")
+    base = _step(where(ours, c=1e-3), "gq-paper")
     rows: list[Sequence[object]] = []
     for c, (seconds, _, accuracy, deviation) in SPHERES_C.items():
-        mine = _where(ours, "c", c)
+        mine = where(ours, c=c)
         rows.append(
             (
                 f"{c:g}",
                 f"{seconds / SPHERES_C[1e-3][0]:.2f}",
-                _ratio(mean(mine, "gq-paper", "seconds_per_gradient"), base),
+                _ratio(_step(mine, "gq-paper"), base),
                 f"{accuracy:.1f} ± {deviation:.1f}",
-                _spread(mine, "test_accuracy", ".1f"),
-                _spread_of(mine, "gradient_error", ".1e"),
+                _spread(mine, "final", "test_accuracy"),
+                _spread(mine, "gradient_error"),
             )
         )
     head = ("C", "paper: time", "ours: time", "paper: accuracy", "ours: accuracy", "ours: gradient error")
@@ -55,9 +60,9 @@ def _sines(records: Records) -> list[Table]:
             first = SINES_REGULARITY[times, "regular"][0]
             row: list[object] = [f"{times} {spacing}", f"{paper[0] / first:.2f}" if paper else ""]
             for method in methods:
-                cell = _where(_where(ours, "times", times), "spacing", spacing)
-                base = _where(_where(ours, "times", times), "spacing", "regular")
-                seconds = [mean(part, method, "seconds_per_gradient") for part in (cell, base)]
+                cell = where(where(ours, times=times), spacing=spacing)
+                base = where(where(ours, times=times), spacing="regular")
+                seconds = [_step(part, method) for part in (cell, base)]
                 row.append(_ratio(*seconds))
             rows.append(row)
     head = ("times", "paper: GQ", *(f"ours: {m}" for m in methods))
@@ -70,8 +75,8 @@ def _sines_error(ours: Records) -> Table:
     """The error after training with regular and with irregular times."""
     rows: list[Sequence[object]] = []
     for (times, spacing), (_, _, error, deviation) in SINES_REGULARITY.items():
-        mine = _where(_where(_where(ours, "times", times), "spacing", spacing), "method", "gq-paper")
-        rows.append((f"{times} {spacing}", f"{error} ± {deviation}", _spread(mine, "test_mse", ".2g")))
+        mine = where(ours, times=times, spacing=spacing, method="gq-paper")
+        rows.append((f"{times} {spacing}", f"{error} ± {deviation}", _spread(mine, "final", "test_mse")))
     epochs = ours[0]["config"].get("epochs")
     caption = f"Final test MSE of gq-paper; the paper after 250 epochs, ours after {epochs}"
     return caption, ("times", "paper: MSE", "ours: MSE"), rows
@@ -82,16 +87,16 @@ def _ou(records: Records) -> list[Table]:
     rows: list[Sequence[object]] = []
     for method in ordered(r["config"]["method"] for r in ours):
         mine = [r for r in ours if r["config"]["method"] == method]
-        base = mean(_where(mine, "cosines", 0), method, "seconds_per_gradient")
+        base = _step(where(mine, cosines=0), method)
         for cosines, (minutes, _, kl, deviation) in OU_COSINES.items():
-            cell = _where(mine, "cosines", cosines)
+            cell = where(mine, cosines=cosines)
             rows.append(
                 (
                     cosines,
                     f"{minutes / OU_COSINES[0][0]:.2f}",
-                    _ratio(mean(cell, method, "seconds_per_gradient"), base),
+                    _ratio(_step(cell, method), base),
                     f"{kl:.4f} ± {deviation:.4f}",
-                    _spread(cell, "test_kl", ".4f"),
+                    _spread(cell, "final", "test_kl"),
                     method,
                 )
             )
@@ -103,19 +108,77 @@ def _ou(records: Records) -> list[Table]:
     return [(caption, head, rows)]
 
 
-def _where(records: Records, field: str, wanted: object) -> Records:
-    return [r for r in records if r["config"].get(field) == wanted]
+def _step(records: Records, method: str) -> float | None:
+    """The mean over seeds of the seconds of a step."""
+    found = [seconds for r in where(records, method=method) if (seconds := step_seconds(r))]
+    return sum(found) / len(found) if found else None
 
 
 def _ratio(seconds: float | None, base: float | None) -> str:
     return f"{seconds / base:.2f}" if seconds and base else ""
 
 
-def _spread(records: Records, metric: str, form: str) -> str:
-    return _spread_of(records, "final", form, metric)
+def _spread(records: Records, *path: str) -> str:
+    found = [value(r, *path) for r in records]
+    return spread([number for number in found if number is not None])
 
 
-def _spread_of(records: Records, first: str, form: str, *rest: str) -> str:
-    numbers = [value(r, first, *rest) for r in records]
-    middle, deviation = mean_and_deviation(numbers)
-    return "" if middle != middle else f"{middle:{form}} ± {deviation:.1g}"
+def authors_table(results: store.Results) -> Table | None:
+    """What the authors' GQ gains over their adjoint, and ours over ours; None if theirs did not run."""
+    rows: list[Sequence[object]] = []
+    for task in ("crossing", "nested-spheres", "sines", "ou", "images"):
+        cells = by(of_study(of_experiment(results, task), CLOCK), "dataset", "batch", "width")
+        for (dataset, batch, width), group in cells.items():
+            theirs, ours = log_ratio(group, "paper:gq", "paper:adjoint"), log_ratio(group, "gq-paper", "adjoint")
+            quicker = log_ratio(group, "gq-paper", "paper:gq")
+            adjoint = log_ratio(group, "adjoint", "paper:adjoint")
+            if quicker is not None:
+                name = f"{task}, width {width}" if dataset is None else f"{dataset}, batch {batch}, {width} channels"
+                rows.append((name, *(_short_ratio(found) for found in (theirs, ours, quicker, adjoint))))
+    head = ("task", "their adjoint / their GQ", "our adjoint / gq-paper", "their GQ / gq-paper", "their adjoint / ours")
+    caption = "Times of the authors’ own code and of the same methods here, in turns from the same weights."
+    return (caption, head, rows) if rows else None
+
+
+def _short_ratio(found: Any) -> str:
+    return "" if found is None else as_ratio(found).partition(" ")[0]
+
+
+def all_cells(records: Records) -> tuple[Sequence[str], list[Sequence[object]]] | None:
+    """Head and rows: every setting, width and method with its numbers."""
+    timed = [r for r in records if step_seconds(r)]
+    if not timed:
+        return None
+    fields = [f for f in ("study", "dataset", "batch", "times", "spacing", "cosines", "c") if _varies(timed, f)]
+    metrics = [
+        m for m in ("test_accuracy", "test_mse", "test_kl") if any(value(r, "final", m) is not None for r in timed)
+    ]
+    numbers = ("s per step", "wall s", "backward evals", "peak MiB", "gradient error", "mismatch")
+    head = (*fields, "width", "method", "runs", *numbers, *metrics)
+    groups = sorted(by(timed, *fields, "width", "method").items(), key=_order)
+    return head, [_row(key, group, metrics) for key, group in groups]
+
+
+def _varies(records: Records, field: str) -> bool:
+    return len({str(r["config"].get(field)) for r in records}) > 1
+
+
+def _order(item: tuple[tuple[Any, ...], Records]) -> tuple[Any, ...]:
+    *cell, width, method = item[0]
+    return (*map(str, cell), width, ordered([*STYLES, method]).index(method))
+
+
+def _row(key: tuple[Any, ...], group: Records, metrics: list[str]) -> Sequence[object]:
+    peaks = [peak / 2**20 for r in group if (peak := value(r, "peak_memory"))]
+    steps = [seconds for r in group if (seconds := step_seconds(r))]
+    cells = [
+        spread(steps),
+        _spread(group, "seconds_per_gradient"),
+        _spread(group, "per_gradient", "backward_evaluations"),
+        plain(sum(peaks) / len(peaks), 3) if peaks else "",
+        _spread(group, "gradient_error"),
+        _spread(group, "gradient_mismatch"),
+        *(_spread(group, "final", metric) for metric in metrics),
+    ]
+    names = ["" if cell is None else f"{cell:g}" if isinstance(cell, float) else str(cell) for cell in key]
+    return [*names, len(group), *cells]

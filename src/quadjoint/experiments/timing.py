@@ -1,4 +1,4 @@
-"""Peak memory of a computation, and what to know about the machine that made a result."""
+"""Time and peak memory of a computation, and what to know about the machine that made a result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +19,28 @@ import torch
 from torch import Tensor, nn
 
 from quadjoint.nn import NeuralODE
+
+
+@dataclass(frozen=True)
+class Span:
+    """Seconds of the clock on the wall, and seconds for which this thread had a processor."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+
+    def __add__(self, other: Span) -> Span:
+        return Span(self.wall + other.wall, self.cpu + other.cpu)
+
+
+@dataclass(frozen=True)
+class Stopwatch:
+    """Runs from its making. The time of the thread is what a busy neighbour does not change."""
+
+    wall: float = field(default_factory=time.perf_counter)
+    cpu: float = field(default_factory=time.thread_time)
+
+    def span(self) -> Span:
+        return Span(time.perf_counter() - self.wall, time.thread_time() - self.cpu)
 
 
 def peak_memory(work: Callable[[], object], device: str = "cpu") -> int:

@@ -23,7 +23,7 @@ from quadjoint.errors import SolveError
 from quadjoint.experiments.contenders import lean
 from quadjoint.experiments.faults import ODD_RECORD, Halt
 from quadjoint.experiments.files import write_whole
-from quadjoint.experiments.timing import gradient, gradient_errors, peak_memory
+from quadjoint.experiments.timing import Span, Stopwatch, gradient, gradient_errors, peak_memory
 from quadjoint.experiments.workers import Team
 
 Batch = tuple[Tensor, ...]
@@ -54,6 +54,7 @@ class Task:
     epochs: int
     seed: int = 0
     device: str = "cpu"
+    only_last: bool = False  # evaluate after the last epoch alone
     check: float | None = None  # measure the error of a gradient at weights this many times their initial size
 
 
@@ -73,6 +74,7 @@ class Context:
 
     checkpoint: Path | None = None
     data: Path | None = None
+    authors: Path | None = None  # the folder of the authors' own code
     progress: Callable[[Progress], None] = lambda progress: None
     team: Team = field(default_factory=Team)
 
@@ -81,11 +83,11 @@ class Diverged(RuntimeError):
     """Training ended in a loss that is not a number; the message says where."""
 
 
-def minibatches(data: Batch, size: int) -> Callable[[torch.Generator], Iterator[Batch]]:
-    """Shuffled batches of the tensors' first dimension, a new order in every epoch."""
+def minibatches(data: Batch, size: int, *, count: int | None = None) -> Callable[[torch.Generator], Iterator[Batch]]:
+    """Shuffled batches of the tensors' first dimension, a new order in every epoch; of ``count`` rows drawn for it."""
 
     def epoch(generator: torch.Generator) -> Iterator[Batch]:
-        order = torch.randperm(len(data[0]), generator=generator)
+        order = torch.randperm(len(data[0]), generator=generator)[:count]
         for rows in order.split(size):
             yield tuple(tensor[rows.to(tensor.device)] for tensor in data)
 
@@ -140,9 +142,9 @@ class _State:
             torch.set_rng_state(saved["global_generator"])
             for name in ("epoch", "gradients", "curves", "counts", "gradient"):
                 setattr(self, name, saved[name])
+            return "cpu_seconds" in self.curves  # older versions did not keep it
         except (*ODD_RECORD, RuntimeError):
             return False
-        return True
 
 
 def load(path: Path) -> dict[str, Any] | None:
@@ -189,15 +191,24 @@ def train(task: Task, context: Context) -> dict[str, Any]:
     checkpoint = _Checkpoint(context.checkpoint if context.team.leads else None)
     step = context.team.objective(model, task.loss)
     while state.epoch < task.epochs:
-        loss, seconds = _epoch(task, state, step, context.team)
+        loss, spent = _epoch(task, state, step, context.team)
         state.epoch += 1
-        model.eval()
-        with torch.no_grad():
-            metrics = task.evaluate(model)
-        state.record({"train_loss": loss, "seconds": seconds, **metrics})
-        context.progress(Progress(state.epoch, task.epochs, loss, seconds))
+        metrics = _evaluated(task, model, state.epoch)
+        state.record({"train_loss": loss, "seconds": spent.wall, "cpu_seconds": spent.cpu, **metrics})
+        context.progress(Progress(state.epoch, task.epochs, loss, spent.wall))
         checkpoint.save(state)
     return _result(task, state, initial)
+
+
+def _evaluated(task: Task, model: nn.Module, epoch: int) -> dict[str, float]:
+    """The test metrics, and how long they took."""
+    if task.only_last and epoch < task.epochs:
+        return {}
+    watch = Stopwatch()
+    model.eval()
+    with torch.no_grad():
+        metrics = task.evaluate(model)
+    return {**metrics, "evaluation_seconds": watch.span().wall}
 
 
 def _begin(task: Task, model: nn.Module) -> _State:
@@ -217,10 +228,10 @@ def _warm_up(task: Task, model: nn.Module) -> None:
     model.zero_grad(set_to_none=True)
 
 
-def _epoch(task: Task, state: _State, step: Any, team: Team) -> tuple[float, float]:
-    """One epoch; returns its mean loss and its seconds, evaluation not counted."""
+def _epoch(task: Task, state: _State, step: Any, team: Team) -> tuple[float, Span]:
+    """One epoch; returns its mean loss and its time, evaluation not counted."""
     state.model.train()
-    start = time.perf_counter()
+    watch = Stopwatch()
     total = rows = 0.0
     for batch in task.batches(state.generator):
         noise_seed = int(torch.randint(2**62, (), generator=state.generator))
@@ -236,12 +247,12 @@ def _epoch(task: Task, state: _State, step: Any, team: Team) -> tuple[float, flo
         state.count(stats)
         total += value * len(batch[0])
         rows += len(batch[0])
-    return total / rows, time.perf_counter() - start
+    return total / rows, watch.span()
 
 
 def _result(task: Task, state: _State, initial: nn.Module) -> dict[str, Any]:
     gradients = max(state.gradients, 1)
-    seconds = _median(state.curves.get("seconds", []))
+    seconds, cpu_seconds = (_median(state.curves.get(name, [])) for name in ("seconds", "cpu_seconds"))
     return {
         "parameters": sum(p.numel() for p in state.model.parameters()),
         "epochs": state.epoch,
@@ -252,6 +263,7 @@ def _result(task: Task, state: _State, initial: nn.Module) -> dict[str, Any]:
         "final": {name: values[-1] for name, values in state.curves.items() if values},
         "seconds_per_epoch": seconds,
         "seconds_per_gradient": seconds * state.epoch / gradients,
+        "cpu_seconds_per_gradient": cpu_seconds * state.epoch / gradients,
         **_single_gradient(task, state, initial),
     }
 

@@ -83,7 +83,7 @@ class Cotangents:
         ends = sign * np.array([start, *(taken.t1 for taken in run.taken)])
         return cls(times, grad_ys, rows, keys, ends, spec.f.shape)
 
-    def inside(self, n: int) -> tuple[int, int]:
+    def range_in_step(self, n: int) -> tuple[int, int]:
         """The range of the observations in step ``n``, past its start and up to its end."""
         first, last = np.searchsorted(self.keys, self.ends[n : n + 2], side="right")
         return int(first), int(last)
@@ -102,7 +102,7 @@ class Cotangents:
 
     def at_end(self, n: int, a: Tensor) -> tuple[int, Tensor]:
         """The adjoint at the end of step ``n``, flat, with the observations made there; the first one of them."""
-        first, last = self.inside(n)
+        first, last = self.range_in_step(n)
         late = first + int(np.searchsorted(self.keys[first:last], self.ends[n + 1]))
         if late == last:
             return late, a

@@ -12,7 +12,7 @@ from quadjoint.autograd.aliases import Aliases
 from quadjoint.gradient.base import Arranger, Gradient, Gradients, Outcome, Part, Task, differentiate, touch
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.discrete.discrete_adjoint import DiscreteAdjoint
-from quadjoint.gradient.first import Begun, First
+from quadjoint.gradient.first import First, StartedDynamics
 from quadjoint.solver.independent.loop import SampleIntegrator
 from quadjoint.solver.integrate import Integration, Integrator
 from quadjoint.solver.interpolation import DenseOutput
@@ -50,13 +50,14 @@ class Direct(Gradient):
 
     def apply(self, task: Task, y0: Tensor, first: First) -> Outcome:
         spec, before = task.spec, task.f.evaluations
-        if spec.solver.stepper is not spec.solver.eager and not Aliases(task.params):
+        stepper = spec.solver.stepper
+        if stepper.twice is not stepper and spec.solver.points is None and not Aliases(task.params):
             recorded = _Recorded(spec)
-            return differentiate(_Compiled(), task, recorded.begin, y0, recorded)
-        start = y0 if y0.requires_grad else first.graph.y
-        # The first evaluation was of another tensor where y0 is made to depend on the initial time.
-        flow = Begun(spec.f, first, first.graph.out) if start is first.graph.y else spec.f
-        integrator = spec.begin(start, flow)
+            return differentiate(_Once(), task, recorded.begin, y0, recorded)
+        start = y0 if y0.requires_grad else first.recording.y
+        # The first evaluation was of another tensor if y0 is made to depend on the initial time.
+        dynamics = StartedDynamics(spec.f, first, first.recording.out) if start is first.recording.y else spec.f
+        integrator = spec.begin(start, dynamics)
         run = integrator.run(self._is_spent(task, first, before))
         task.count(run, task.f.evaluations - before)
         unused = [p for p in task.params if not any(p is x for x in first.met)]
@@ -89,11 +90,11 @@ class Direct(Gradient):
         return differentiate(how, task, begin, paused.y, how.recorder(task, None))
 
 
-class _Compiled(Gradient):
-    """Backpropagation through compiled steps, recorded apart from autograd's graph around the solve.
+class _Once(Gradient):
+    """Backpropagation through steps that can be differentiated once, apart from autograd's graph around the solve.
 
-    A compiled graph cannot be differentiated twice. For a gradient that will be, the solve is repeated without
-    compilation, as for every gradient that is not direct.
+    These are compiled steps and implicit ones. For a gradient that will be differentiated again, the solve is repeated
+    with steps that can be differentiated twice, as for every gradient that is not direct.
     """
 
     name = "direct"
@@ -113,7 +114,7 @@ class _Recorded:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.flow: VectorField = spec.f
+        self.dynamics: VectorField = spec.f
         self.observer: Arranger = spec.make_observer()
         self.start = self.ys = torch.empty(0)
 

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from quadjoint.gradient.base import Task
+from quadjoint.gradient.first import First
+from quadjoint.solver.methods.implicit import ImplicitRungeKutta
 
 ROUNDING = 1e3  # units in the last place by which two evaluations of one function may differ
 
@@ -18,11 +20,15 @@ class Proof:
         eps = torch.finfo(task.f.dtype).eps
         self.eps, self.relative = eps, min(0.1, ROUNDING * eps if low is None else 16 * torch.finfo(low).eps)
         self.worst: Tensor | None = None
+        # Stages that are solved for again differ by what the iteration may leave.
+        stepper = task.spec.solver.eager
+        self.slack = stepper.newton.slack(eps) if isinstance(stepper, ImplicitRungeKutta) else (0.0, 0.0)
 
     def compare(self, found: Tensor, stored: Tensor, change: Tensor) -> None:
         """Two states that should be equal up to the rounding of a ``change`` that led to them."""
         gap = _largest(found - stored)
-        allowed = self.relative * _largest(change) + 64 * self.eps * _largest(stored)
+        relative, absolute = self.slack
+        allowed = self.relative * _largest(change) + (64 * self.eps + relative) * _largest(stored) + absolute
         ratio = gap / (allowed + torch.finfo(gap.dtype).tiny)
         self.worst = ratio if self.worst is None else torch.maximum(self.worst, ratio)
 
@@ -36,6 +42,20 @@ class Proof:
                 "removed. Keep it until backward() has run, or use gradient='direct'. Or f draws random numbers: draw "
                 "them once, before the solve."
             )
+
+
+class Beginning:
+    """The first evaluation of a solve, against which f is held in the backward pass."""
+
+    def __init__(self, first: First) -> None:
+        self.t, self.nudge, self.y0, self.value = first.t, first.nudge, first.recording.y.detach(), first.value
+
+    def prove(self, task: Task) -> None:
+        """Refuse to differentiate another function than was solved, as far as the initial point shows it."""
+        proof = Proof(task)
+        task.stats.backward_evaluations += 1
+        proof.compare(task.f(self.t, self.y0, self.nudge), self.value, self.value)
+        proof.conclude()
 
 
 def _largest(x: Tensor) -> Tensor:

@@ -32,6 +32,10 @@ class StepSettings:
     jump_t: tuple[float, ...] = ()
     controller: Controller = CONTROLLERS["i"]
 
+    def first_nudge(self, t0: float, t_end: float) -> int:
+        """On which side of the initial time f is evaluated first: past it, if f is discontinuous there."""
+        return (1 if t_end > t0 else -1) if t0 in self.jump_t else 0
+
     def error_ratio(self, step: Step) -> float:
         """Size of the error estimate in units of the tolerance; the one host synchronisation of a step."""
         if step.ratio is not None:  # computed with the step
@@ -54,6 +58,7 @@ class AdaptiveControl:
         self.settings, self.order = settings, order
         self.h = 0.0  # always positive
         self.history = (1.0, 1.0)  # errors of the last two steps that were accepted
+        self.before: float | None = None  # length of the last step that was accepted
         self.length = 0.0  # of the step in progress; t1 - t0 differs from it by rounding
         self.full_step = 0.0  # the step size wanted before a stop cut it short
 
@@ -62,10 +67,10 @@ class AdaptiveControl:
         if self.settings.first_step is not None:
             self.h = abs(self.settings.first_step)
             return None
-        f0 = f(t0, y0)
+        f0 = f(t0, y0, self.settings.first_nudge(t0, t_end))
         with torch.no_grad():
             searched = self._search(f, t0, y0.detach(), f0.detach(), t_end)
-        # Where nothing moves, the search finds lengths that vanish beside a large time.
+        # If nothing moves, the search finds lengths that vanish beside a large time.
         self.h = max(searched, min(abs(t_end - t0), 100 * math.ulp(max(abs(t0), abs(t_end)))))
         return f0
 
@@ -108,7 +113,7 @@ class AdaptiveControl:
             raise StepSizeUnderflowError(
                 f"The step size fell to {h:.3g} at t = {t:.9g}, below the resolution of time. The problem may be stiff "
                 "or discontinuous there, or its solution blow up: loosen rtol/atol, name discontinuities in "
-                "options['jump_t'], or try an implicit method (method='scipy_solver', options={'solver': 'LSODA'})."
+                "options['jump_t'], or, for a stiff problem, use an implicit method (method='kvaerno5')."
             )
         return t1, None
 
@@ -119,29 +124,33 @@ class AdaptiveControl:
         ratio = s.error_ratio(step)
         if not math.isfinite(ratio):
             self._check_start(step, h)
-            self.h = h * s.dfactor
-            return shortest
+            failed = isinstance(step.ratio, float)  # its equations could not be solved
+            self.h = h * (max(0.5, s.dfactor) if failed else s.dfactor)
+            return shortest and not failed
         accepted = ratio <= 1.0 or shortest
-        self.h = h * self._factor(ratio)
+        factor = self._factor(ratio)
+        # An implicit method saves a factorisation by a step of the same length.
+        self.h = h if accepted and step.settled and 1.0 <= factor <= 1.2 else h * factor
         if accepted:
             # A stop that cut the step short says nothing about the size that the problem allows.
             if h < self.full_step:
                 self.h = max(self.h, self.full_step)
             self.history = (max(ratio, 1e-4), self.history[0])
+            self.before = h
         return accepted
 
     def _factor(self, ratio: float) -> float:
         s = self.settings
         if ratio == 0.0:
             return s.ifactor
-        factor = s.controller.factor(ratio, self.history, order=self.order, safety=s.safety)
+        growth = 1.0 if self.before is None else self.length / self.before
+        factor = s.controller.factor(ratio, self.history, order=self.order, safety=s.safety, growth=growth)
         # Another attempt must be shorter, whatever the steps before were like.
         return min(s.ifactor if ratio <= 1.0 else s.safety, max(factor, s.dfactor))
 
     def _check_start(self, step: Step, h: float) -> None:
         """A step from a state whose derivative is not finite cannot be mended by shortening it."""
-        slope = step.retry
-        start_bad = isinstance(slope, Tensor) and not bool(torch.isfinite(slope).all())
+        start_bad = step.slope is not None and not bool(torch.isfinite(step.slope).all())
         if start_bad or not bool(torch.isfinite(step.y0).all()) or h < 1e-13 * max(1.0, abs(step.t0)):
             raise NonFiniteStateError(
                 f"The dynamics are not finite at t = {step.t0:.9g} (step size {h:.3g}). "

@@ -56,7 +56,9 @@ class PIDController:
         """Whether the steps before have no influence."""
         return self.exponents(1)[1:] == (0.0, 0.0)
 
-    def factor(self, ratio: Number, history: tuple[Number, Number], *, order: int, safety: float) -> Number:
+    def factor(
+        self, ratio: Number, history: tuple[Number, Number], *, order: int, safety: float, growth: Number | float = 1.0
+    ) -> Number:
         now, *before = self.exponents(order)
         factor = safety * ratio**now
         for exponent, error in zip(before, history, strict=True):
@@ -80,12 +82,40 @@ class Gustafsson(PIDController):
         return -(1.0 / order - 0.75 * beta), beta, 0.0
 
 
+class Predictive:
+    """The controller for implicit methods (Gustafsson 1994; Hairer and Wanner, section IV.8).
+
+    Errors of stiff solves change slowly and steadily, as steps become longer and longer. It expects the next one to
+    change as the last one did: the step size is multiplied by the smaller one of safety * r_n^(-1/k) and that times
+    (r_(n-1) / r_n)^(1/k) h_n / h_(n-1).
+    """
+
+    def factor(
+        self, ratio: Number, history: tuple[Number, Number], *, order: int, safety: float, growth: Number | float = 1.0
+    ) -> Number:
+        elementary = safety * ratio ** (-1.0 / order)
+        change = (_at_least(history[0], 1e-2) / _at_least(ratio, 1e-2)) ** (1.0 / order)
+        return _smaller_if(ratio <= 1.0, elementary * change * growth, elementary)
+
+
+def _at_least(x: Any, least: float) -> Any:
+    return x.clamp(min=least) if isinstance(x, Tensor) else max(x, least)
+
+
+def _smaller_if(accepted: Any, x: Any, other: Any) -> Any:
+    """The smaller one of both after a step that was accepted, ``other`` after one that was not."""
+    if isinstance(other, Tensor):
+        return torch.where(accepted, torch.minimum(x, other), other)
+    return min(x, other) if accepted else other
+
+
 # As in torchdiffeq, "i" and "pi" do not shorten a step that was good enough. The coefficients of "pid" are those of
 # Kennedy, Carpenter and Lewis (Appl. Numer. Math. 35, 2000), found for explicit methods limited by stability.
 CONTROLLERS: dict[str, Controller] = {
     "i": PIDController(shrink=False),
     "pi": Gustafsson(p=0.4, i=0.3, shrink=False),
     "pid": PIDController(p=0.14, i=0.25, d=0.10),
+    "predictive": Predictive(),
 }
 
 
@@ -94,7 +124,7 @@ def controller_of(given: Any) -> Controller:
     if isinstance(given, str):
         if given not in CONTROLLERS:
             raise ValueError(
-                f"options['controller'] must be 'i', 'pi', 'pid' or an object; got {given!r}."
+                f"options['controller'] must be 'i', 'pi', 'pid', 'predictive' or an object; got {given!r}."
                 f"{nearest(given, CONTROLLERS)}"
             )
         return CONTROLLERS[given]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,15 @@ from quadjoint.errors import warn_once
 from quadjoint.solver.protocols import Time
 from quadjoint.solver.state import Layout
 
-TimeMap = Callable[[Tensor], tuple[Tensor, Tensor]]  # s to (t, dt/ds), both shaped to broadcast against the state
+
+class TimeMap(Protocol):
+    """A time that the samples of a batch share, as each sample's own."""
+
+    def __call__(self, s: Tensor) -> tuple[Tensor, Tensor]:
+        """s to (t, dt/ds), both shaped to broadcast against the state."""
+
+    def parts(self) -> tuple[Callable[..., tuple[Tensor, Tensor]], tuple[Tensor, ...]]:
+        """The map as a function of s and of tensors."""
 
 
 _IN_PLACE = "f changed its input y in place; return a new tensor instead (for example y * 2, not y.mul_(2))."
@@ -100,6 +108,14 @@ class Dynamics:
         self._last = None if out.is_inference() else (weakref.ref(out), private.version(out))
         return out
 
+    def jacobian(self, given: Callable[..., Tensor], t: Time, y: Tensor) -> Tensor:
+        """What the user's function for df/dy returns at solver time ``t``."""
+        at, rate = self.time(t), None
+        if self.time_map is not None:
+            at, rate = self.time_map(at)
+        found = given(at, self.layout.unpack(y))
+        return found if rate is None else found * rate[..., None]
+
     def raw(self, t: Tensor, y: Tensor) -> Any:
         """Evaluate on tensors, packing and unpacking structures; nothing is counted or checked (also for vmap)."""
         if self.needs_grad:
@@ -123,7 +139,7 @@ class Dynamics:
         with torch.enable_grad():
             out = self._call(t, y)
         if recording and isinstance(out, Tensor) and not private.is_transformed():
-            # Where f depends on nothing that requires grad but this copy of y, there is nothing to record.
+            # If f depends on nothing that requires grad but this copy of y, there is nothing to record.
             return out if any(x is not y for x in leaves(out)) else out.detach()
         return out
 
@@ -179,7 +195,7 @@ def _differentiable(y: Tensor) -> Tensor:
         ) from error
 
 
-# What vmap raises where it cannot evaluate a function.
+# What vmap raises if it cannot evaluate a function.
 UNSTACKABLE = (RuntimeError, NotImplementedError, ValueError, TypeError)
 
 
@@ -193,7 +209,7 @@ def _rule_out_vmap(f: Dynamics) -> None:
 
 
 def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
-    """f at a stack of (t, y) as one evaluation, or as a loop where f cannot be vectorised (said once)."""
+    """f at a stack of (t, y) as one evaluation, or as a loop if f cannot be vectorised (said once)."""
     ts = torch.as_tensor(times, dtype=f.clock_dtype, device=ys.device)
     _rule_out_vmap(f)
     if len(ys) > 1 and f.stackable is not False:

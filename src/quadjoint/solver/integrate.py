@@ -15,6 +15,7 @@ from quadjoint.solver.events import EventWatch
 from quadjoint.solver.observe import Collector, Observer, SampleObserver
 from quadjoint.solver.protocols import Nudge, Step, Stepper, VectorField
 from quadjoint.solver.state import is_finite
+from quadjoint.solver.stiffness import ADVICE, NEAR, StiffnessWatch, stiffness
 
 Jumps = dict[float, Callable[[Tensor], Tensor]]
 
@@ -97,6 +98,7 @@ class Integrator:
             observer.times[-1] = self.t_end
         self.stops = _stops(self.t, self.t_end, control, self.jumps)
         self.discontinuities = set(control.settings.jump_t)
+        self.stiffness = StiffnessWatch(stepper, f)
         self.carry = control.start(f, self.t, self.y, towards)
         self.fresh = self.t in self.discontinuities
 
@@ -149,6 +151,7 @@ class Integrator:
             self.observer.collect(step)
         if self.hooks.accepted:
             self.hooks.accepted(step)
+        self.stiffness.accept(step)
         self.t, self.y, self.carry = step.t1, step.y1, step.carry
         self.fresh = self.t in self.discontinuities
         if self.t in self.jumps:
@@ -207,8 +210,7 @@ def retrace(
 def _too_many(solve: Integrator, step: Step) -> TooManyStepsError:
     return TooManyStepsError(
         f"{solve.control.settings.max_num_steps} steps were not enough: the solve got to t = {solve.t:.6g} of "
-        f"{solve.t_end:.6g} with step size {abs(step.t1 - step.t0):.3g}. Raise options['max_num_steps'], loosen the "
-        "tolerances, or, if the problem is stiff, use method='scipy_solver' with options={'solver': 'LSODA'}."
+        f"{solve.t_end:.6g} with step size {abs(step.t1 - step.t0):.3g}. {_remedy(step)}"
     )
 
 
@@ -219,6 +221,17 @@ def _no_event(solve: Integrator, watch: EventWatch) -> TooManyStepsError:
         "after the event. Check that event_fn changes its sign, end the solve with options={'horizon': ...}, or raise "
         "options['max_num_steps']."
     )
+
+
+def _remedy(step: Step) -> str:
+    """What to do about too many steps."""
+    others = "raise options['max_num_steps'] or loosen the tolerances"
+    if getattr(step, "failed", None) is not None:  # it is implicit already
+        return f"{others[0].upper()}{others[1:]}."
+    found = stiffness(step)
+    if found is not None and found >= NEAR:
+        return f"The problem is stiff, as stability limits the step, and not the tolerance: {ADVICE}. Else {others}."
+    return f"{others[0].upper()}{others[1:]}; if the problem is stiff, {ADVICE}."
 
 
 def _stops(t0: float, t_end: float, control: Control, jumps: Jumps) -> list[float]:

@@ -46,6 +46,14 @@ class Step(Protocol):
         """What another attempt from ``t0`` goes on from, after this one was rejected; None for what this one had."""
 
     @property
+    def slope(self) -> Tensor | None:
+        """f(t0, y0), or what the method has in its place, if it was evaluated."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether a next step of the same length is cheaper than one of another."""
+
+    @property
     def error(self) -> Tensor | None:
         """Estimate of the local error; None if the method has none."""
 
@@ -91,7 +99,7 @@ class Stepper(Protocol):
     """Takes single steps. It does not decide whether a step is good enough or how long the next one is.
 
     A class of your own inherits from this one, sets ``order`` and defines ``step``; it changes the other attributes
-    where it can do more. An object of it can be given as ``method=``.
+    if it can do more. An object of it can be given as ``method=``.
 
     >>> import torch, quadjoint as qj
     >>> class Ralston(qj.Stepper):
@@ -110,11 +118,17 @@ class Stepper(Protocol):
     adaptive: bool = False  # its steps estimate their error
     free: bool = False  # it chooses and judges the lengths of its steps itself
     recordable: bool = True  # autograd can record its steps
-    transposable: bool = False  # its steps are explicit Runge-Kutta steps, which "discrete" transposes
+    transformable: bool = True  # its steps are made of torch's own operations, which torch.func differentiates and maps
+    transposable: bool = False  # its steps are Runge-Kutta steps, which "discrete" transposes
     clocked: bool = False  # its steps can be differentiated in their ends
     keeps_inputs: bool = False  # its steps hold the inputs of their stages
     evaluations: int = 6  # of f that a step takes, about
     dense_order: int | None = None  # of the continuous extension, if it is known
+
+    @property
+    def estimate_order(self) -> int:
+        """The power of the step size with which the error estimate falls."""
+        return self.order
 
     @property
     def name(self) -> str:
@@ -124,6 +138,11 @@ class Stepper(Protocol):
     @property
     def eager(self) -> Stepper:
         """The stepper for other dynamics than the forward solve's, which may be compiled."""
+        return self
+
+    @property
+    def twice(self) -> Stepper:
+        """The stepper whose steps, as autograd records them, can be differentiated twice."""
         return self
 
     @property
@@ -149,13 +168,16 @@ class Stepper(Protocol):
 class Controller(Protocol):
     """Turns the errors of steps into the factor by which the step size changes. It has no state of its own."""
 
-    def factor(self, ratio: Number, history: tuple[Number, Number], *, order: int, safety: float) -> Number:
+    def factor(
+        self, ratio: Number, history: tuple[Number, Number], *, order: int, safety: float, growth: Number | float
+    ) -> Number:
         """The factor, which is then kept between ``dfactor`` and ``ifactor``.
 
         Errors are numbers or, if samples take steps of their own, tensors with one number for each sample.
 
         ``ratio`` is the error of the step just made in units of the tolerance (at most one if it was accepted),
-        ``history`` those of the two steps accepted before, the later one first; ``order`` is that of the method and
-        ``safety`` the part of the longest possible step to be taken.
+        ``history`` those of the two steps accepted before, the later one first; ``order`` is the power of the step
+        size with which errors fall, ``safety`` the part of the longest possible step to be taken, and ``growth`` the
+        length of the step just made over that of the one accepted before.
         """
         ...

@@ -76,7 +76,9 @@ class Solver:
     def with_settings(self, **changes: Any) -> Solver:
         """The same adaptive solver with other settings."""
         settings = replace(self.settings, **changes)
-        return replace(self, settings=settings, make_control=lambda: AdaptiveControl(settings, self.order))
+        return replace(
+            self, settings=settings, make_control=lambda: AdaptiveControl(settings, self.stepper.estimate_order)
+        )
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Spec:
         return self.solver.grid is None
 
     def times(self, event_time: float | None = None) -> list[float]:
-        """Times shared by the batch, with that of an event last where there is one."""
+        """Times shared by the batch, with that of an event last if there is one."""
         observer = self.make_observer()
         assert isinstance(observer, Observer)
         return observer.times if event_time is None else [*observer.times[:-1], event_time]
@@ -121,7 +123,7 @@ class Spec:
     ) -> Integrator | SampleIntegrator:
         """The solve from ``y0``, ready to run; grad mode decides whether autograd records it.
 
-        ``f`` stands in for the dynamics where their evaluations are to be watched.
+        ``f`` stands in for the dynamics if their evaluations are to be watched.
         """
         if self.samples is not None:
             return self._begin_samples(self.samples, y0, self.f if f is None else f, accepted)
@@ -192,7 +194,7 @@ class Spec:
             self.f,
             y0,
             run.taken,
-            stepper=self.solver.eager,
+            stepper=self.solver.eager.twice,
             observer=observer,
             points=points,
             discontinuities=frozenset(self.solver.settings.jump_t),

@@ -1,7 +1,7 @@
 """States of any structure as one tensor, and norms on them.
 
 The solver works on a single tensor. A tensor state keeps its shape; the tensors of a tuple, a dict or any nesting of
-such are laid out in one flat vector, or, where each sample has its own times, in one ``(batch, features)`` matrix.
+such are laid out in one flat vector, or, if each sample has its own times, in one ``(batch, features)`` matrix.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.autograd import private
+from quadjoint.solver.clocks import Clocks, LinearMap, PiecewiseMap
 from quadjoint.solver.methods.catalogue import runge_kutta_of
 from quadjoint.solver.spec import Method
 
@@ -22,6 +24,8 @@ def check_times(t: Tensor, name: str = "t") -> np.ndarray:
     if t.ndim not in (1, 2) or t.shape[-1] == 0:
         raise ValueError(f"{name} must have shape (K,) or, with times per sample, (B, K); got {tuple(t.shape)}.")
     values = _on_the_host(t, name)
+    if _are_fine(values):
+        return values
     if t.ndim == 1 and not np.isfinite(values).all():
         raise ValueError(
             f"{name} must be finite; entry {int(np.argmin(np.isfinite(values)))} is {values[~np.isfinite(values)][0]}."
@@ -37,9 +41,16 @@ def check_times(t: Tensor, name: str = "t") -> np.ndarray:
             raise ValueError(f"{name}[{b}] has NaN between times; padding must come last.")
         steps = np.diff(kept)
         if not ((steps > 0).all() or (steps < 0).all()):
-            where = f"{name}[{b}]" if t.ndim == 2 else name
-            raise ValueError(f"{where} must be strictly increasing or strictly decreasing; got {_short(kept)}.")
+            place = f"{name}[{b}]" if t.ndim == 2 else name
+            raise ValueError(f"{place} must be strictly increasing or strictly decreasing; got {_short(kept)}.")
     return values
+
+
+def _are_fine(values: np.ndarray) -> bool:
+    """Whether times, or every row of them, are finite and strictly monotone; a row with padding is not looked at."""
+    steps = values[..., 1:] - values[..., :-1]
+    monotone = (steps > 0).all(-1) | (steps < 0).all(-1)
+    return bool(np.all(monotone)) and bool(np.isfinite(values[..., 0] + values[..., -1]).all())
 
 
 def _on_the_host(t: Tensor, name: str) -> np.ndarray:
@@ -66,26 +77,58 @@ def fill_padding(t: Tensor) -> Tensor:
     return torch.where(torch.isnan(t), t.gather(1, last), t)
 
 
-def sample_options(method: Method, options: dict[str, Any], t: Tensor) -> dict[str, Any]:
-    """Options of a solve in the batch's common time, from those given in each sample's own."""
+def common_clock(method: Method, options: dict[str, Any], t: Tensor, y: Tensor) -> tuple[Clocks, dict[str, Any]]:
+    """The time that all samples of a batch share in a solve, and the options in it, from those in their own times.
+
+    Where f of each sample has discontinuities, options["jump_t"], the k-th of every sample is at k.
+    """
     if runge_kutta_of(method) is None:
         raise ValueError(f"Times per sample need a Runge-Kutta method; got method={method!r}.")
-    for name in ("grid_constructor", "step_t", "jump_t"):
+    for name in ("grid_constructor", "step_t"):
         if options.get(name) is not None:
             raise ValueError(f"options[{name!r}] names times, which with times per sample differ between the samples.")
     out = dict(options)
-    # Lengths in time become lengths in the common time, by the longest interval that it stands for.
-    longest = float(t.detach()[:, [0, -1]].double().diff(dim=1).abs().max())
-    for name in ("first_step", "min_step", "max_step", "step_size"):
+    table = _breakpoints(t, out.pop("jump_t", None))
+    longest = table.diff(dim=1).abs().amax(dim=0)  # that a unit of the common time, or a piece of it, stands for
+    for name in ("first_step", "min_step", "max_step"):
         if options.get(name) is not None:
-            out[name] = float(options[name]) / longest
-    return out
+            out[name] = float(options[name]) / float(longest.max())
+    if table.shape[1] == 2:
+        if options.get("step_size") is not None:
+            out["step_size"] = float(options["step_size"]) / float(longest.max())
+        return LinearMap(t, y), out
+    out["jump_t"] = [float(k) for k in range(1, len(longest))]
+    if out.pop("step_size", None) is not None:
+        grid = _grid_of_pieces(longest, float(options["step_size"]))
+        out["grid_constructor"] = lambda f, y0, t: grid
+    return PiecewiseMap(table, y), out
 
 
-def fractions(values: np.ndarray) -> np.ndarray:
-    """Where each sample's times lie between its first and its last, shape (B, K), padding at one."""
-    filled = values.copy()
-    for row in filled:
-        row[np.isnan(row)] = row[~np.isnan(row)][-1]
-    length = filled[:, -1:] - filled[:, :1]
-    return np.clip((filled - filled[:, :1]) / np.where(length == 0, 1.0, length), 0.0, 1.0)
+def _breakpoints(t: Tensor, jump_t: Any) -> Tensor:
+    """Start, discontinuities inside and end of each sample's solve, shape (B, K); shorter rows repeat their end."""
+    times = t.detach().to("cpu", torch.float64)
+    start, end = times[:, :1], times[:, -1:]
+    if jump_t is None:
+        return torch.cat([start, end], dim=1)
+    jumps = torch.as_tensor(jump_t, dtype=torch.float64).detach().cpu()
+    if jumps.ndim > 2 or (jumps.ndim == 2 and len(jumps) != len(times)):
+        raise ValueError(
+            f"options['jump_t'] must have shape (J,), or (B, J) for a batch of B = {len(times)} samples with times of "
+            f"their own; got {tuple(jumps.shape)}."
+        )
+    jumps = jumps if jumps.ndim == 2 else jumps.reshape(1, jumps.numel()).expand(len(times), -1)
+    sign = torch.where(end >= start, 1.0, -1.0)
+    inside = (sign * jumps > sign * start) & (sign * jumps < sign * end)  # NaN, which pads rows, is not inside
+    ordered = sign * torch.where(inside, sign * jumps, sign * end).sort(dim=1).values
+    return torch.cat([start, ordered[:, : int(inside.sum(dim=1).max())], end], dim=1)
+
+
+def _grid_of_pieces(longest: Tensor, step_size: float) -> Tensor:
+    """Fixed steps on the common clock that are no longer than ``step_size`` for any sample."""
+    if not step_size > 0:
+        raise ValueError(f"options['step_size'] must be positive; got {step_size}.")
+    points = [
+        np.linspace(k, k + 1.0, max(1, math.ceil(length / step_size - 1e-9)) + 1)[:-1]
+        for k, length in enumerate(longest.tolist())
+    ]
+    return torch.as_tensor(np.concatenate([*points, [float(len(longest))]]))

@@ -1,7 +1,7 @@
 """The collocation equations of one panel, solved by products alone: any state, any coupling of samples.
 
-With mu_i = J_i^T kappa_i they read kappa = r + h A^T mu(kappa). The iteration that is written there contracts where the
-problem is not stiff; where it does not, a Krylov method takes over (GMRES; Saad and Schultz, 1986).
+With mu_i = J_i^T kappa_i they read kappa = r + h A^T mu(kappa). The iteration that is written there contracts if the
+problem is not stiff; if it does not, a Krylov method takes over.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-ITERATIONS = 12  # of the plain iteration; it is given up earlier where it does not contract
+from quadjoint.solver.krylov import gmres
+
+ITERATIONS = 12  # of the plain iteration; it is given up earlier if it does not contract
 SLOW = 0.6  # contraction beyond which a Krylov method is cheaper
-KRYLOV = 40  # dimension of the Krylov space
 
 
 class NotSolvedError(Exception):
@@ -66,7 +66,7 @@ class Iteration:
                 break
             change_before = change
         self.contraction = None
-        return _gmres(system, kappa, self.tolerance)
+        return _krylov(system, kappa, self.tolerance)
 
 
 def _sizes(change: Tensor, kappa: Tensor) -> tuple[float, float]:
@@ -75,37 +75,12 @@ def _sizes(change: Tensor, kappa: Tensor) -> tuple[float, float]:
     return both[0], both[1]
 
 
-def _gmres(system: PanelSystem, start: Tensor, tolerance: float) -> Tensor:
+def _krylov(system: PanelSystem, start: Tensor, tolerance: float) -> Tensor:
     """GMRES for kappa - coupling mu(kappa) = r, judged by the true residual."""
-    shape = start.shape
-    residual = system.image(system.product(start)) - start
-    beta, size = _sizes(residual, system.right)
-    target = tolerance * size
-    if beta <= target:
-        return start
-    basis = [(residual / beta).reshape(-1)]
-    hessenberg = np.zeros((KRYLOV + 1, KRYLOV), dtype=np.complex128 if start.is_complex() else np.float64)
-    weights: np.ndarray = np.zeros(0)
-    for k in range(KRYLOV):
-        v = basis[-1].reshape(shape)
-        w = (v - system.coupling @ system.product(v)).reshape(-1)
-        known = torch.stack(basis)
-        dots = known.conj() @ w
-        w = w - dots @ known
-        again = known.conj() @ w  # once more, as one orthogonalisation loses what is nearly parallel
-        w = w - again @ known
-        column = torch.cat([dots + again, torch.linalg.vector_norm(w)[None].to(w.dtype)]).tolist()
-        hessenberg[: k + 2, k] = column
-        rhs = np.zeros(k + 2, dtype=hessenberg.dtype)
-        rhs[0] = beta
-        weights, *_ = np.linalg.lstsq(hessenberg[: k + 2, : k + 1], rhs, rcond=None)
-        left = np.linalg.norm(hessenberg[: k + 2, : k + 1] @ weights - rhs)
-        if not math.isfinite(left) or left <= 0.1 * target or abs(column[-1]) <= 1e-30:
-            break
-        basis.append(w / column[-1])
-    known = torch.stack(basis[: len(weights)])
-    kappa = start + (torch.as_tensor(weights).to(start) @ known).reshape(shape)
-    change, size = _sizes(system.image(system.product(kappa)) - kappa, kappa)
-    if not change <= max(target, tolerance * size):
+    _, size = _sizes(system.right, system.right)
+    found = gmres(
+        lambda kappa: kappa - system.coupling @ system.product(kappa), system.right, start, target=tolerance * size
+    )
+    if not found.residual <= tolerance * max(size, _sizes(found.x, found.x)[0]):
         raise NotSolvedError
-    return kappa
+    return found.x

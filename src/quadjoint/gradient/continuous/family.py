@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quadjoint.gradient.base import Gradient, Gradients, Task
-from quadjoint.gradient.continuous.backward_solve import backward_sweep
+from quadjoint.gradient.continuous.backward_solve import solve_backwards
 from quadjoint.gradient.continuous.integral import InState, Quadrature
 from quadjoint.gradient.cotangents import Cotangents
-from quadjoint.gradient.first import Begun, First
+from quadjoint.gradient.first import First, StartedDynamics
 from quadjoint.gradient.products import Products
-from quadjoint.gradient.proof import Proof
+from quadjoint.gradient.proof import Beginning
 from quadjoint.quadrature import Heuristic, NodePolicy
 from quadjoint.solver.integrate import Integration
 from quadjoint.solver.protocols import Step
@@ -24,7 +24,7 @@ class ContinuousAdjoint(Gradient):
 
     Args:
         integral: how the gradient of the parameters is computed: ``Quadrature(nodes)`` or ``InState(seminorm)``.
-        rtol, atol, method, options: of the backward solve; those of the forward solve where None.
+        rtol, atol, method, options: of the backward solve; None takes that of the forward solve.
 
     >>> import torch, quadjoint as qj
     >>> w = torch.tensor(0.5, requires_grad=True)
@@ -59,25 +59,18 @@ class ContinuousAdjoint(Gradient):
         products = Products(task)
         if not run.taken:
             return Gradients(cotangents.grads.sum(0), products.sums)
-        return backward_sweep(self, task, run, cotangents)
+        return solve_backwards(self, task, run, cotangents)
 
 
-class _Beginning:
-    """All that is kept of the forward solve: its first evaluation, against which f is held in the backward pass."""
+class _Beginning(Beginning):
+    """All that is kept of the forward solve."""
 
     def __init__(self, task: Task, first: First) -> None:
-        self.t, self.nudge, self.y0, self.value = first.t, first.nudge, first.graph.y.detach(), first.value
-        self.flow = Begun(task.f, first, self.value)
+        super().__init__(first)
+        self.dynamics = StartedDynamics(task.f, first, self.value)
 
     def __call__(self, step: Step) -> None:
         return
-
-    def prove(self, task: Task) -> None:
-        """Refuse to differentiate another function than was solved, as far as the initial point shows it."""
-        proof = Proof(task)
-        task.stats.backward_evaluations += 1
-        proof.compare(task.f(self.t, self.y0, self.nudge), self.value, self.value)
-        proof.conclude()
 
 
 def Adjoint(

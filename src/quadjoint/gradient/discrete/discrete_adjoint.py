@@ -23,12 +23,15 @@ from quadjoint.gradient.choose.measure import sizes_of
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.discrete.checkpoints import StepRecorder
 from quadjoint.gradient.discrete.deferred import DeferredLinear
+from quadjoint.gradient.discrete.implicit_sweep import ImplicitSweep
 from quadjoint.gradient.discrete.sweep import clock_sweep, sweep
 from quadjoint.gradient.discrete.tape import Tape
 from quadjoint.gradient.discrete.transpose import StepTransposer
 from quadjoint.gradient.first import First
 from quadjoint.gradient.products import Products
+from quadjoint.gradient.proof import Beginning
 from quadjoint.solver.integrate import Integration
+from quadjoint.solver.methods.implicit import ImplicitRungeKutta
 from quadjoint.solver.spec import Spec
 
 MODES = ("auto", "joint", "stacked")
@@ -86,23 +89,26 @@ class DiscreteAdjoint(Gradient):
     def recorder(self, task: Task, first: First | None) -> _Memory:
         stages = self.keep == "stages" and self.max_states is None and task.spec.solver.stepper.keeps_inputs
         aliases = Aliases(task.params)
-        mode = self._mode(task, first)
+        implicit = isinstance(task.spec.solver.eager, ImplicitRungeKutta)  # whose products are stacked in any case
+        mode = "joint" if implicit else self._mode(task, first)
         if aliases and mode != "joint":
             mode = "joint"
             task.say("products are joint, as parameters have hooks")
-        elif self.mode == "auto":
+        elif self.mode == "auto" and not implicit:
             task.say(f"products are {mode}")
         deferred = DeferredLinear(task.params) if mode == "stacked" else None
         left = 0
-        if stages and not is_recorded_already() and task.spec.solver.points is None:
+        if stages and not implicit and not is_recorded_already() and task.spec.solver.points is None:
             size = None if first is None else first.activation_bytes
             left = 0 if size is None else self._allowance // max(1, size)
         within = aliases if aliases else deferred or NOTHING
         # The first evaluation was recorded without aliases.
-        flow = Tape(task.f, first, left=left, within=within, keep_first=not aliases)
+        dynamics = Tape(task.f, first, left=left, within=within, keep_first=not aliases)
         states = None if self.memory_limit is None else self.memory_limit // (2 if left else 1)
-        memory = _Memory(flow, stages=stages, max_states=self.max_states, max_bytes=states)
+        memory = _Memory(dynamics, stages=stages, max_states=self.max_states, max_bytes=states)
         memory.task, memory.aliases, memory.deferred = task, aliases, deferred
+        if first is not None:
+            memory.activation_bytes, memory.beginning = first.activation_bytes or 0, Beginning(first)
         return memory
 
     @property
@@ -121,6 +127,11 @@ class DiscreteAdjoint(Gradient):
         if task.spec.solver.points is not None:
             return clock_sweep(task, run, memory, cotangents)
         products = Products(task, memory.aliases)
+        if isinstance(task.spec.solver.eager, ImplicitRungeKutta):
+            if memory.beginning is not None:
+                memory.beginning.prove(task)
+            a = ImplicitSweep(task, cotangents, products, activation_bytes=memory.activation_bytes).run(memory)
+            return Gradients(cotangents.at_start(a), products.finish())
         a = sweep(StepTransposer(task, cotangents), products, memory, memory.deferred)
         return Gradients(cotangents.at_start(a), products.finish())
 
@@ -131,6 +142,8 @@ class _Memory(StepRecorder):
     task: Task
     aliases: Aliases
     deferred: DeferredLinear | None
+    activation_bytes: int = 0
+    beginning: Beginning | None = None
 
     def _keep_states(self) -> None:
         self.task.say("memory ran short, so stages are computed again")

@@ -19,7 +19,7 @@ from quadjoint.gradient.products import Products
 from quadjoint.gradient.proof import Proof
 from quadjoint.solver.integrate import Integration
 from quadjoint.solver.methods.runge_kutta import RungeKuttaStep
-from quadjoint.solver.methods.stages import combine
+from quadjoint.solver.methods.sums import combine
 from quadjoint.solver.protocols import Step, Time
 
 
@@ -37,9 +37,9 @@ def sweep(
     for record, _ in memory.backwards(partial(replay, task), proof):
         if transposer.needs_extension(record):
             record = replace(record, stages=transposer.total)
-            record.inputs = replay(task, record, record.filled()[0]).inputs
+            record.inputs = replay(task, record, record.begin()).inputs
         adjoints, weights, live = transposer.open(record, a, carried)
-        inputs, ks = record.filled(), {}
+        inputs, ks = record.stage_inputs(), {}
         from_next, carried = carried, None
         for i in range(record.stages - 1, -1, -1):
             lam = transposer.stage_adjoint(record, i, adjoints, from_next) if live[i] else None
@@ -48,13 +48,17 @@ def sweep(
                 break
             if lam is None:
                 continue
-            graph = record.take(i)
-            if graph is None:
-                graph = products.record(transposer.stage_time(record, i), inputs[i], within=deferred or NOTHING)
-                ks[i] = graph.out.detach()
-            elif graph.y.is_leaf:
-                products.watch(graph.out, graph.y)
-            mu = products.transpose(*graph, lam) if deferred is None else deferred.transpose(products, graph, lam)
+            recording = record.take(i)
+            if recording is None:
+                recording = products.record(transposer.stage_time(record, i), inputs[i], within=deferred or NOTHING)
+                ks[i] = recording.out.detach()
+            elif recording.y.is_leaf:
+                products.watch(recording.out, recording.y)
+            mu = (
+                products.transpose(*recording, lam)
+                if deferred is None
+                else deferred.transpose(products, recording, lam)
+            )
             adjoints[: 1 + i].addr_(weights[i, : 1 + i], mu.reshape(-1))
             for j, _ in transposer.method.rows[i]:
                 live[j] = True
@@ -72,7 +76,7 @@ def _compare(proof: Proof, transposer: StepTransposer, record: StepRecord, ks: d
 
     Its first stage may be the last of the step before; it is then known from the input of the second.
     """
-    method, inputs = transposer.method, record.filled()
+    method, inputs = transposer.method, record.stage_inputs()
     h: Time = record.t1 - record.t0 if record.lengths is None else record.lengths.to(inputs[0].dtype.to_real())
     if 0 not in ks and method.stages > 1 and method.rows[1]:
         moved = h if isinstance(h, float) else torch.where(h == 0.0, 1.0, h)  # samples at rest have not
@@ -102,8 +106,8 @@ def clock_sweep(task: Task, run: Integration, memory: StepRecorder, cotangents: 
     grad_points, grad_observed = torch.zeros_like(points), torch.zeros_like(observed)
     a = torch.zeros_like(cotangents.grads[0])
     for record, _ in memory.backwards(partial(replay, task), proof):
-        n, (first, last) = record.index, cotangents.inside(record.index)
-        y0, ends = record.filled()[0].detach().requires_grad_(), points[n : n + 2].clone().requires_grad_()
+        n, (first, last) = record.index, cotangents.range_in_step(record.index)
+        y0, ends = record.begin().detach().requires_grad_(), points[n : n + 2].clone().requires_grad_()
         times = observed[first:last].clone().requires_grad_()
         task.stats.backward_evaluations += record.stages
         with torch.enable_grad(), products.aliases if products.aliases else NOTHING:

@@ -14,7 +14,7 @@ from quadjoint.gradient.base import Task
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.discrete.checkpoints import StepRecord
 from quadjoint.solver.methods.runge_kutta import RungeKutta
-from quadjoint.solver.methods.stages import stage_nudge, stage_time
+from quadjoint.solver.methods.sums import stage_nudge, stage_time
 from quadjoint.solver.protocols import Time
 
 
@@ -47,7 +47,7 @@ class StepTransposer:
 
     def needs_extension(self, record: StepRecord) -> bool:
         """Whether states inside the step were asked for that the forward solve had not evaluated its stages for."""
-        first, last = self.cotangents.inside(record.index)
+        first, last = self.cotangents.range_in_step(record.index)
         inside = last > first and self.cotangents.times[first] != record.t1
         return record.stages < self.total and inside
 
@@ -56,7 +56,7 @@ class StepTransposer:
 
         Adjoints of the samples' own steps are those of h k_i, in units of which such a step has h = 1.
         """
-        first, _ = self.cotangents.inside(record.index)
+        first, _ = self.cotangents.range_in_step(record.index)
         last, a = self.cotangents.at_end(record.index, a)
         h = record.t1 - record.t0
         weights = self.rows[:, : 1 + record.stages] * h

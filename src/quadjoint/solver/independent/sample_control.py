@@ -41,7 +41,8 @@ class SampleControl:
         self.beyond = torch.zeros_like(self.t, dtype=torch.bool)  # samples whose step does not reach the end
         self.eps = torch.finfo(self.t.dtype).eps
         self.remembers = not getattr(settings.controller, "memoryless", False)
-        self.history = (torch.ones_like(self.t), torch.ones_like(self.t))
+        self.history = (torch.ones_like(self.t), torch.ones_like(self.t))  # errors of the last two accepted steps
+        self.before = torch.zeros_like(self.t)  # length of the last one
         self.limited = settings.min_step > 0.0 or settings.max_step < math.inf
 
     # The first step ---------------------------------------------------------------------------------------------------
@@ -88,9 +89,9 @@ class SampleControl:
         """Which samples are accepted; the next step sizes of all."""
         dt, ratio = t1 - self.t, self._ratio(step)
         accepted = (ratio <= 1.0) | (dt <= self.settings.min_step)  # also steps of length zero
-        self.h = dt * self._factor(ratio, accepted)
+        self.h = dt * self._factor(ratio, accepted, dt)
         if self.remembers:
-            self._remember(ratio, accepted)
+            self._remember(ratio, accepted, dt)
         stuck = torch.add(self.t, self.h, alpha=0.1) == self.t
         return Verdict(accepted, accepted > self.beyond, ratio == math.inf, stuck)
 
@@ -102,19 +103,21 @@ class SampleControl:
             scale = torch.maximum(step.y0.abs(), step.y1.abs()).mul_(self.settings.rtol).add_(self.settings.atol)
             return self.settings.norm(error.div_(scale)).nan_to_num_(nan=math.inf, posinf=math.inf)
 
-    def _factor(self, ratio: Tensor, accepted: Tensor) -> Tensor:
+    def _factor(self, ratio: Tensor, accepted: Tensor, dt: Tensor) -> Tensor:
         s = self.settings
-        factor = s.controller.factor(ratio, self.history, order=self.order, safety=s.safety)
+        growth: Tensor | float = torch.where(self.before > 0.0, dt / self.before, 1.0) if self.remembers else 1.0
+        factor = s.controller.factor(ratio, self.history, order=self.order, safety=s.safety, growth=growth)
         factor = factor.clamp(s.dfactor, s.ifactor)
         # Another attempt must be shorter, whatever the steps before were like.
         return torch.where(accepted, factor, factor.clamp(max=s.safety)) if self.remembers else factor
 
-    def _remember(self, ratio: Tensor, accepted: Tensor) -> None:
+    def _remember(self, ratio: Tensor, accepted: Tensor, dt: Tensor) -> None:
         last, before = self.history
         self.history = (
             torch.where(accepted, ratio.clamp(min=1e-4), last),
             torch.where(accepted, last, before),
         )
+        self.before = torch.where(accepted, dt, self.before)
 
     @property
     def time(self) -> Tensor:

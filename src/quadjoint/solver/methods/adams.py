@@ -13,7 +13,7 @@ from quadjoint.errors import warn_once
 from quadjoint.quadrature import gauss_legendre
 from quadjoint.solver.interpolation import HermiteStep
 from quadjoint.solver.methods.runge_kutta import RungeKutta
-from quadjoint.solver.methods.stages import combine
+from quadjoint.solver.methods.sums import combine
 from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
 
 

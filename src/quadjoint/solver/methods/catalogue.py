@@ -15,8 +15,11 @@ from quadjoint.solver.control import AdaptiveControl, FreeControl, GridControl, 
 from quadjoint.solver.controllers import controller_of
 from quadjoint.solver.grid import make_grid, positive
 from quadjoint.solver.methods.adams import Adams
+from quadjoint.solver.methods.implicit import ImplicitRungeKutta
+from quadjoint.solver.methods.jacobian import SOLVERS, JacobianSource
 from quadjoint.solver.methods.leapfrog import AsynchronousLeapfrog
-from quadjoint.solver.methods.refined import refinable, refined
+from quadjoint.solver.methods.newton import NewtonSettings
+from quadjoint.solver.methods.refined import refinable, refine_extension
 from quadjoint.solver.methods.runge_kutta import RungeKutta
 from quadjoint.solver.methods.scipy_solvers import Scipy
 from quadjoint.solver.methods.tableau import ButcherTableau
@@ -25,7 +28,12 @@ from quadjoint.solver.protocols import Stepper
 from quadjoint.solver.spec import InitialValue, Method, Solver
 from quadjoint.solver.state import Layout
 
-RUNGE_KUTTA = {name: RungeKutta(tableau) for name, tableau in TABLEAUS.items()}
+
+def _of_tableau(tableau: ButcherTableau) -> RungeKutta:
+    return RungeKutta(tableau) if tableau.explicit else ImplicitRungeKutta(tableau)
+
+
+RUNGE_KUTTA = {name: _of_tableau(tableau) for name, tableau in TABLEAUS.items()}
 OTHERS = ("explicit_adams", "implicit_adams", "fixed_adams", "alf", "scipy_solver")
 
 
@@ -59,6 +67,7 @@ _ADAPTIVE = {
 }
 _FIXED = {"step_size", "grid_constructor", "interp", "perturb"}
 _ADAMS = {"max_order", "max_iters"}
+_IMPLICIT = {"max_iters", "jacobian", "linear_solver"}
 
 
 def register_method(name: str, tableau: ButcherTableau) -> None:
@@ -71,7 +80,7 @@ def register_method(name: str, tableau: ButcherTableau) -> None:
     """
     if name in BUILT_IN:
         raise ValueError(f"{name!r} is a method of quadjoint; register yours under another name.")
-    RUNGE_KUTTA[name] = RungeKutta(tableau)
+    RUNGE_KUTTA[name] = _of_tableau(tableau)
 
 
 def runge_kutta_of(method: Any) -> RungeKutta | None:
@@ -79,11 +88,11 @@ def runge_kutta_of(method: Any) -> RungeKutta | None:
     if isinstance(method, str):
         return RUNGE_KUTTA.get(method)
     if isinstance(method, ButcherTableau):
-        return _of_tableau(method)
+        return _cached(method)
     return method if isinstance(method, RungeKutta) else None
 
 
-_of_tableau = lru_cache(maxsize=64)(RungeKutta)
+_cached = lru_cache(maxsize=64)(_of_tableau)
 
 
 @lru_cache(maxsize=64)
@@ -91,7 +100,7 @@ def _interpolating(stepper: RungeKutta, interp: str) -> RungeKutta:
     """The same steps with another continuous extension: straight lines, or one order more."""
     if interp == "linear":
         return RungeKutta(stepper.tableau.linear(), stepper)
-    return RungeKutta(refined(stepper.tableau))
+    return RungeKutta(refine_extension(stepper.tableau))
 
 
 def make_solver(method: Method, options: dict[str, Any], problem: InitialValue, *, rtol: Any, atol: Any) -> Solver:
@@ -101,14 +110,14 @@ def make_solver(method: Method, options: dict[str, Any], problem: InitialValue, 
     stepper = _stepper(method, options, problem.y0, rtol=rtol, atol=atol)
     if stepper.free:
         return Solver(method, stepper, partial(FreeControl, settings.max_num_steps), settings)
-    if stepper.adaptive and "step_size" not in options:
+    if stepper.adaptive and not _on_grid(options):
         if isinstance(rtol, float) and isinstance(atol, float) and rtol == atol == 0.0:
             raise ValueError("rtol and atol must not both be zero.")
-        return Solver(method, stepper, partial(AdaptiveControl, settings, stepper.order), settings)
-    points = make_grid(options, problem)
+        return Solver(method, stepper, partial(AdaptiveControl, settings, stepper.estimate_order), settings)
+    points = make_grid(options, problem, jump_t=settings.jump_t)
     grid = points.detach().to("cpu", torch.float64).tolist()
     tracked = points if private.is_differentiated(points) and stepper.clocked else None
-    perturb = bool(options.get("perturb", False))
+    perturb = bool(options.get("perturb", bool(settings.jump_t)))
     limit = settings.max_num_steps if "max_num_steps" in options else 2**31 - 1
     control = partial(GridControl, grid, tracked, perturb=perturb, max_num_steps=limit)
     return Solver(method, stepper, control, settings, grid, tracked)
@@ -127,6 +136,10 @@ def _check_method(method: Any) -> None:
 def _stepper(method: Method, options: dict[str, Any], y0: Tensor, *, rtol: Any, atol: Any) -> Stepper:
     stepper = runge_kutta_of(method)
     interp = _interp(method, stepper, options)
+    if isinstance(stepper, ImplicitRungeKutta):
+        newton = _newton(options, rtol=rtol, atol=atol, adaptive=stepper.adaptive and not _on_grid(options))
+        own = ImplicitRungeKutta(stepper.tableau, newton=newton)
+        return own if interp != "linear" else ImplicitRungeKutta(stepper.tableau.linear(), own, newton=newton)
     if stepper is not None:
         return _interpolating(stepper, interp) if interp in ("linear", "quintic") else stepper
     if not isinstance(method, str):
@@ -149,6 +162,25 @@ def _stepper(method: Method, options: dict[str, Any], y0: Tensor, *, rtol: Any, 
     )
 
 
+def _on_grid(options: dict[str, Any]) -> bool:
+    """Whether a method with an error estimate is to take given steps all the same."""
+    return any(options.get(name) is not None for name in ("step_size", "grid_constructor"))
+
+
+def _newton(options: dict[str, Any], *, rtol: Any, atol: Any, adaptive: bool) -> NewtonSettings:
+    """How the equations of implicit steps are solved: to a part of the tolerance, or on a grid to rounding."""
+    most = options.get("max_iters", 10 if adaptive else 100)
+    if not (isinstance(most, int) and most >= 1):
+        raise ValueError(f"options['max_iters'] must be a whole number from 1 on; got {most!r}.")
+    jacobian, solver = options.get("jacobian"), options.get("linear_solver", "auto")
+    if jacobian is not None and not callable(jacobian):
+        raise TypeError(f"options['jacobian'] must be callable as jacobian(t, y); got {type(jacobian).__name__}.")
+    if not callable(solver) and solver not in SOLVERS:
+        raise ValueError(f"options['linear_solver'] = {solver!r} is not known.{nearest(solver, SOLVERS)}")
+    source = JacobianSource(jacobian, solver)
+    return NewtonSettings(rtol, atol, most, source) if adaptive else NewtonSettings(None, None, most, source)
+
+
 def _interp(method: Method, stepper: RungeKutta | None, options: dict[str, Any]) -> str:
     """How states between steps are found; the default comes first."""
     kinds = ("quartic", "quintic") if stepper is not None and refinable(stepper.tableau) else ("cubic", "linear")
@@ -162,8 +194,10 @@ def known_options(method: Method) -> set[str]:
     """Names of the options of a method (those of SciPy's solvers are SciPy's)."""
     stepper = runge_kutta_of(method)
     if stepper is not None:
+        if isinstance(stepper, ImplicitRungeKutta):
+            return _COMMON | _IMPLICIT | _FIXED | (_ADAPTIVE if stepper.adaptive else set())
         own = {"interp"} if refinable(stepper.tableau) else set()
-        return _COMMON | own | (_ADAPTIVE if stepper.adaptive else _FIXED)
+        return _COMMON | own | (_ADAPTIVE if stepper.adaptive else _FIXED | {"jump_t"})
     if isinstance(method, Stepper):
         lengths = {"step_size"} | _ADAPTIVE if method.adaptive else _FIXED - {"interp"}
         return _COMMON if method.free else _COMMON | lengths
@@ -187,7 +221,8 @@ def _settings(method: Method, options: dict[str, Any], layout: Layout, *, rtol: 
             values[name] = tuple(torch.as_tensor(options[name], dtype=torch.float64).reshape(-1).tolist())
     if set(values.get("step_t", ())) & set(values.get("jump_t", ())):
         raise ValueError("options['step_t'] and options['jump_t'] must not share times.")
-    controller = controller_of(options.get("controller", "i"))
+    implicit = isinstance(runge_kutta_of(method), ImplicitRungeKutta)
+    controller = controller_of(options.get("controller", "predictive" if implicit else "i"))
     norm = layout.norm(options.get("norm"))
     return StepSettings(rtol=rtol, atol=atol, norm=norm, controller=controller, **values)
 

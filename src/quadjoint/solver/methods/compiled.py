@@ -17,10 +17,9 @@ from torch import Tensor
 
 from quadjoint.autograd import private
 from quadjoint.errors import SolveError, warn_once
-from quadjoint.solver.clocks import LinearMap
 from quadjoint.solver.dynamics import Dynamics
-from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep
-from quadjoint.solver.methods.stages import take_stages, weighted
+from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep, take_stages
+from quadjoint.solver.methods.sums import weighted
 from quadjoint.solver.protocols import Clock, Nudge, VectorField
 from quadjoint.solver.remembered import remembered
 from quadjoint.solver.spec import Spec
@@ -64,6 +63,10 @@ class CompiledRungeKutta(RungeKutta):
         super().__init__(eager.tableau, None if eager.smooth is eager else eager.smooth)
         self._eager, self.run, self.inputs, self.dynamics = eager, run, inputs, dynamics
         self.broken = self.traced = False
+
+    @property
+    def twice(self) -> RungeKutta:
+        return self._eager
 
     @property
     def eager(self) -> RungeKutta:
@@ -163,21 +166,20 @@ def _parts(f: Dynamics) -> tuple[Any, Callable[..., Tensor], tuple[Tensor, ...]]
     Dynamics that are made anew for every solve, such as those with a path of noise, have a method ``compile_parts``
     that tells these apart; a graph is then made once for all of them.
     """
-    layout, packed, mapped = f.layout, f.packed, f.time_map
+    layout, packed = f.layout, f.packed
     split = getattr(f.f, "compile_parts", None)
     key, inner, tensors = (getattr(f.f, "__func__", None), f.f, ()) if split is None else split()
     count = len(tensors)
+    clock, of_clock = (None, ()) if f.time_map is None else f.time_map.parts()
 
     def evaluate(t: Tensor, y: Tensor, *extra: Tensor) -> Tensor:
-        own, clock = extra[:count], extra[count:]
-        if clock:
-            t = clock[0] + t * clock[1]
+        own, rate = extra[:count], None
+        if clock is not None:
+            t, rate = clock(t, *extra[count:])
         out = layout.pack(inner(t, layout.unpack(y), *own)) if packed else inner(t, y, *own)
-        return out * clock[1] if clock else out
+        return out if rate is None else out * rate
 
-    if isinstance(mapped, LinearMap):
-        tensors = (*tensors, mapped.start.to(f.time_dtype), mapped.rate)
-    return (key, layout, mapped is not None), evaluate, tensors
+    return (key, layout, type(f.time_map), f.time_dtype, len(f.shape)), evaluate, (*tensors, *of_clock)
 
 
 def _step_function(evaluate: Callable[..., Tensor], method: RungeKutta, with_ratio: bool) -> Callable[..., Any]:

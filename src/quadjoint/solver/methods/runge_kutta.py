@@ -14,9 +14,35 @@ import torch
 from torch import Tensor
 
 from quadjoint.solver.interpolation import Polynomial, powers
-from quadjoint.solver.methods.stages import combine, nonzero, stage_nudge, stage_time, take_stages, weighted
+from quadjoint.solver.methods.sums import combine, nonzero, stage_nudge, stage_time, weighted
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
+
+
+def take_stages(
+    method: RungeKutta,
+    f: VectorField,
+    ends: tuple[Time, Time],
+    y: Tensor,
+    k: Tensor,
+    *,
+    dt: Time,
+    length: Time,
+    nudge: Nudge = (0, 0),
+    times: Sequence[Time] | None = None,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """The stages of a step whose first one is ``k``, their inputs, and the end of the step.
+
+    ``length`` is that of the step in time; ``dt`` is the same, shaped to broadcast against states. ``times`` are those
+    of the stages, if they are known already.
+    """
+    ks, inputs = [k], [y]
+    for i in range(1, method.stages):
+        c = method.nodes[i]
+        inputs.append(combine(y, ks, method.rows[i], dt))
+        t = stage_time(c, ends, length) if times is None else times[i]
+        ks.append(f(t, inputs[i], stage_nudge(c, nudge)))
+    return ks, inputs, inputs[-1] if method.fsal else combine(y, ks, method.weights, dt)
 
 
 class RungeKuttaStep:
@@ -40,7 +66,8 @@ class RungeKuttaStep:
         "y1",
     )
 
-    ratio: Tensor | None = None
+    ratio: Tensor | float | None = None
+    exact_start = True  # the first stage is f(t0, y0), to rounding
 
     def __init__(
         self,
@@ -88,8 +115,8 @@ class RungeKuttaStep:
         return s if self.method.tableau.first_extra_is_next and len(self.ks) > s else None
 
     @property
-    def carry(self) -> Tensor | None:
-        """The first stage of the next step, where it is known already."""
+    def carry(self) -> Any:
+        """The first stage of the next step, if it is known already."""
         if self.onward is not None:
             return self.onward
         if self.nudge[1]:
@@ -97,7 +124,15 @@ class RungeKuttaStep:
         return self.following if self.next_index is None else self.ks[self.next_index]
 
     @property
-    def retry(self) -> Tensor:
+    def slope(self) -> Tensor | None:
+        return self.ks[0]
+
+    @property
+    def settled(self) -> bool:
+        return False
+
+    @property
+    def retry(self) -> Any:
         """The first stage, which another attempt from t0 has too."""
         return self.ks[0]
 
@@ -139,7 +174,7 @@ class RungeKuttaStep:
         self.complete()
         table = self.method.tableau.dense
         dense = torch.as_tensor(table.T * (self.t1 - self.t0), dtype=self.y0.dtype, device=self.y0.device)
-        slope = table[0, 0] == 1.0 and not table[1:, 0].any()
+        slope = self.exact_start and table[0, 0] == 1.0 and not table[1:, 0].any()
         coefficients = dense @ self.stacked().reshape(len(self.ks), self.y0.numel())
         if self.lengths is not None:
             coefficients = (coefficients.view(-1, *self.y0.shape) * self.lengths).reshape(coefficients.shape)
@@ -232,6 +267,10 @@ class RungeKutta(Stepper):
     @property
     def name(self) -> str:
         return self.tableau.name
+
+    @property
+    def estimate_order(self) -> int:
+        return self.tableau.estimate_order
 
     @property
     def eager(self) -> RungeKutta:

@@ -1,87 +1,105 @@
-"""The arithmetic of Runge-Kutta stages: sums of them, their times, and the stages of an explicit step one by one."""
+"""The linear equations of implicit stages: (I - h A (x) J) z = r, factorised once and solved many times.
+
+With A = T diag(lambda) T^-1 they fall apart into (I - h lambda_m J) w_m = (T^-1 r)_m, one of each pair of conjugate
+eigenvalues (Butcher 1976; Hairer and Wanner, section IV.8). Of small systems the inverse is kept: a solution is then a
+single batched product.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.autograd import private
-from quadjoint.solver.protocols import Nudge, Time, VectorField
-
-if TYPE_CHECKING:
-    from quadjoint.solver.methods.runge_kutta import RungeKutta
-
-Stages = Sequence[Tensor] | dict[int, Tensor]
-Weights = Sequence[tuple[int, float]]  # those that are not zero, with their indices
+SMALL = 32  # unknowns of a sample up to which inverses are kept; above, factors
 
 
-def weighted(ks: Stages, weights: Weights, dt: Time) -> Tensor:
-    """dt * sum of weights[j] * ks[j]."""
-    (j, w), *rest = weights
-    out = ks[j] * (w * dt)
-    try:
-        for j, w in rest:
-            out = out + ks[j] * (w * dt) if isinstance(dt, Tensor) else out.add_(ks[j], alpha=w * dt)
-    except RuntimeError:
-        if not private.inside_transform():
-            raise
-        # vmap maps over a later stage and not over the first, into which it cannot be added.
-        return torch.stack([ks[j] * (w * dt) for j, w in weights]).sum(0)
-    return out
+class StageMatrix:
+    """The matrix A of stages that are solved for together, with its inverse and its eigenvalues.
 
-
-def combine(y: Tensor, ks: Stages, weights: Weights, dt: Time) -> Tensor:
-    """y + dt * sum of weights[j] * ks[j], summed apart from y, which is then rounded once."""
-    if not weights:
-        return y
-    if isinstance(dt, Tensor) and dt.ndim:  # a length for each sample
-        (j, w), *rest = weights
-        return torch.addcmul(y, weighted(ks, weights, 1.0), dt) if rest else torch.addcmul(y, ks[j], dt, value=w)
-    if len(weights) == 1 and not isinstance(dt, Tensor):
-        ((j, w),) = weights
-        return torch.add(y, ks[j], alpha=w * dt)
-    return y + weighted(ks, weights, dt)
-
-
-def stage_time(c: float, ends: tuple[Time, Time], length: Time) -> Time:
-    """The time of a stage at the fraction c of a step; at its end to the last bit."""
-    return ends[1] if c == 1.0 else ends[0] + c * length
-
-
-def stage_nudge(c: float, nudge: Nudge) -> int:
-    """On which side of its time a stage is evaluated: inside of the step at a discontinuity."""
-    return nudge[0] if c == 0.0 else nudge[1] if c == 1.0 else 0
-
-
-def take_stages(
-    method: RungeKutta,
-    f: VectorField,
-    ends: tuple[Time, Time],
-    y: Tensor,
-    k: Tensor,
-    *,
-    dt: Time,
-    length: Time,
-    nudge: Nudge = (0, 0),
-    times: Sequence[Time] | None = None,
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """The stages of a step whose first one is ``k``, their inputs, and the end of the step.
-
-    ``length`` is that of the step in time; ``dt`` is the same, shaped to broadcast against states. ``times`` are those
-    of the stages, if they are known already.
+    >>> import numpy as np
+    >>> radau = StageMatrix(np.array([[5 / 12, -1 / 12], [3 / 4, 1 / 4]]))
+    >>> len(radau.values), radau.real
+    (1, False)
     """
-    ks, inputs = [k], [y]
-    for i in range(1, method.stages):
-        c = method.nodes[i]
-        inputs.append(combine(y, ks, method.rows[i], dt))
-        t = stage_time(c, ends, length) if times is None else times[i]
-        ks.append(f(t, inputs[i], stage_nudge(c, nudge)))
-    return ks, inputs, inputs[-1] if method.fsal else combine(y, ks, method.weights, dt)
+
+    def __init__(self, a: np.ndarray) -> None:
+        self.a, self.inverse = a, np.linalg.inv(a)
+        self.q = len(a)
+        values, vectors = np.linalg.eig(a)
+        kept = values.imag >= 0.0
+        self.real = bool((values.imag == 0.0).all())
+        left = np.linalg.inv(vectors)[kept]  # rows of T^-1
+        right = vectors[:, kept] * np.where(values[kept].imag > 0.0, 2.0, 1.0)  # the real part counts both of a pair
+        self.values = values[kept].real if self.real else values[kept]
+        self.left, self.right = (left.real, right.real) if self.real else (left, right)
+        self._constants: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+
+    def constant(self, name: str, like: Tensor) -> Tensor:
+        """One of the arrays as a tensor beside ``like``; complex where it is complex."""
+        key = name, like.dtype, like.device
+        if key not in self._constants:
+            array = getattr(self, name)
+            dtype = like.dtype.to_complex() if np.iscomplexobj(array) else like.dtype
+            self._constants[key] = torch.tensor(array, dtype=dtype, device=like.device)
+        return self._constants[key]
 
 
-def nonzero(row: np.ndarray) -> list[tuple[int, float]]:
-    return [(j, float(w)) for j, w in enumerate(row) if w != 0.0]
+class Factors(Protocol):
+    """I - h A (x) J, ready to be solved."""
+
+    def solve(self, r: Tensor) -> Tensor:
+        """z of shape (rows, q, d) like r."""
+
+
+def factorize(matrix: StageMatrix, h: float | Tensor, jacobian: Tensor) -> Factors:
+    """``jacobian`` has shape (rows, d, d); ``h`` is a number, or (rows, 1, 1) for steps of their own."""
+    d = jacobian.shape[-1]
+    identity = torch.eye(d, dtype=jacobian.dtype, device=jacobian.device)
+    if matrix.q == 1:
+        shifted = (identity - jacobian * (h * float(matrix.a[0, 0])))[None]
+    else:
+        values = matrix.constant("values", jacobian).reshape(-1, 1, 1, 1)
+        shifted = identity - values * (jacobian * h)
+    if d * matrix.q <= SMALL:
+        return _Inverse(matrix, shifted)
+    return _Split(matrix, shifted)
+
+
+class _Inverse:
+    """The inverse of the whole matrix of every sample."""
+
+    def __init__(self, matrix: StageMatrix, shifted: Tensor) -> None:
+        inverses, _ = torch.linalg.inv_ex(shifted)  # (m, rows, d, d)
+        if matrix.q == 1:
+            self.inverse = inverses[0]
+            return
+        left, right = matrix.constant("left", shifted.real), matrix.constant("right", shifted.real)
+        m, rows, d, _ = inverses.shape
+        q = matrix.q
+        outer = (right[:, :, None] * left[None]).transpose(1, 2).reshape(q * q, m)
+        whole = (outer @ inverses.reshape(m, -1)).real.reshape(q, q, rows, d, d)
+        self.inverse = whole.permute(2, 0, 3, 1, 4).reshape(rows, q * d, q * d)
+
+    def solve(self, r: Tensor) -> Tensor:
+        rows, q, d = r.shape
+        return torch.bmm(self.inverse, r.reshape(rows, q * d, 1)).reshape(rows, q, d)
+
+
+class _Split:
+    """Factors for every eigenvalue."""
+
+    def __init__(self, matrix: StageMatrix, shifted: Tensor) -> None:
+        self.matrix = matrix
+        self.factors, self.pivots, _ = torch.linalg.lu_factor_ex(shifted)  # (m, rows, d, d)
+
+    def solve(self, r: Tensor) -> Tensor:
+        if self.matrix.q == 1:
+            return torch.linalg.lu_solve(self.factors[0], self.pivots[0], r.transpose(1, 2)).transpose(1, 2)
+        left, right = self.matrix.constant("left", r), self.matrix.constant("right", r)
+        w = torch.matmul(left, r.to(left.dtype)).transpose(0, 1)[..., None]  # (m, rows, d, 1)
+        w = torch.linalg.lu_solve(self.factors, self.pivots, w)[..., 0].transpose(0, 1)  # (rows, m, d)
+        out = torch.matmul(right, w)
+        return out.real if out.is_complex() else out

@@ -1,4 +1,4 @@
-"""Explicit Runge-Kutta methods as data: coefficients, embedded error estimate, continuous extension.
+"""Runge-Kutta methods as data: coefficients, embedded error estimate, continuous extension.
 
 A tableau checks itself when it is built, against Butcher's order conditions over all rooted trees, for
 the solution, for the embedded solution and, as polynomials in theta, for the continuous extension. A
@@ -23,14 +23,17 @@ TOLERANCE = 1e-11
 
 @dataclass(frozen=True, eq=False)
 class ButcherTableau:
-    """An explicit Runge-Kutta method with s stages and e extra stages for points inside a step.
+    """A Runge-Kutta method, explicit or implicit, with s stages and e extra stages for points inside a step.
 
     k_i = f(t0 + c_i h, y0 + h sum_j a_ij k_j),  y1 = y0 + h sum_i b_i k_i,
     y1 - yhat1 = h sum_i b_error_i k_i,  y(t0 + theta h) = y0 + h sum_i b_i(theta) k_i.
 
     The extra stages enter b_i(theta) only; they are evaluated when a point inside the step is wanted. A method without
-    ``dense`` gets the cubic Hermite polynomial (of order one, the straight line), whose slope at t1 is the last stage
-    of a method that is FSAL, and else an extra stage, which is the first stage of the next step.
+    ``dense`` gets the cubic Hermite polynomial (of order one, the straight line), whose slopes at t0 and t1 are stages
+    if the first is f(t0, y0) and the last f(t1, y1), and else extra stages.
+
+    ``error_filter`` is the gamma of (I - h gamma J)^-1, with J = df/dy, by which the error estimate of an implicit
+    method is multiplied so that it stays bounded in stiff components.
 
     >>> import torch, quadjoint as qj
     >>> tableau = qj.TABLEAUS["dopri5"]
@@ -41,7 +44,7 @@ class ButcherTableau:
     name: str
     order: int
     c: np.ndarray  # (s,)
-    a: np.ndarray  # (s, s), strictly lower triangular
+    a: np.ndarray  # (s, s), strictly lower triangular for an explicit method
     b: np.ndarray  # (s,)
     b_error: np.ndarray | None = None  # (s,); None for a method without error estimate (fixed steps)
     error_order: int | None = None  # order of the embedded solution with weights b - b_error
@@ -50,6 +53,7 @@ class ButcherTableau:
     dense: np.ndarray = None  # type: ignore[assignment]  # (s + e, degree): b_i(theta) = sum_d dense[i, d - 1] theta**d
     dense_order: int = 0  # order of the continuous extension, uniformly in theta
     reference: str = ""
+    error_filter: float | None = None
 
     def __post_init__(self) -> None:
         self._extend()
@@ -69,15 +73,7 @@ class ButcherTableau:
         c_extra: Any = self.c_extra
         values: dict[str, Any] = {}
         if dense is None:
-            b, rows = np.asarray(self.b, dtype=np.float64), np.asarray(self.a, dtype=np.float64)
-            e = 0 if self.order == 1 or np.array_equal(rows[-1], b) else 1
-            padded = np.append(b, np.zeros(e))
-            values = {
-                "c_extra": np.ones(e),
-                "a_extra": np.tile(padded, (e, 1)),
-                "dense": b[:, None] if self.order == 1 else hermite_extension(padded),
-                "dense_order": min(self.order, 3),
-            }
+            values = _default_extension(self.order, np.array(self.a, np.float64), np.array(self.b, np.float64))
         elif c_extra is None:
             values = {"c_extra": np.empty(0), "a_extra": np.empty((0, len(self.b)))}
         for field, value in values.items():
@@ -102,7 +98,28 @@ class ButcherTableau:
     @property
     def fsal(self) -> bool:
         """Whether the last stage is f(t1, y1), and so the first stage of the next step."""
-        return self.stages > 1 and self.c[-1] == 1.0 and bool(np.array_equal(self.a[-1], self.b))
+        return self.stages > 1 and self.stiffly_accurate and not self.a[0].any()
+
+    @property
+    def stiffly_accurate(self) -> bool:
+        """Whether the last stage is at y1."""
+        return self.c[-1] == 1.0 and bool(np.array_equal(self.a[-1], self.b))
+
+    @property
+    def explicit(self) -> bool:
+        """Whether every stage depends on those before it only."""
+        return not np.triu(self.a).any()
+
+    @property
+    def blocks(self) -> list[tuple[int, int]]:
+        """Ranges of stages that have to be solved for together, one after another: as short as they can be."""
+        ends = [i for i in range(1, self.stages + 1) if not self.a[:i, i:].any()]
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+
+    @property
+    def estimate_order(self) -> int:
+        """The power of h with which the error estimate falls; that of the step's own error if there is none."""
+        return 1 + (self.order if self.error_order is None else min(self.order, self.error_order))
 
     @property
     def first_extra_is_next(self) -> bool:
@@ -117,6 +134,11 @@ class ButcherTableau:
         if points.ndim != 1:
             raise ValueError(f"theta must have one dimension, got shape {points.shape}")
         return powers(points, self.dense.shape[1]) @ self.dense.T
+
+    def stability(self, z: complex) -> complex:
+        """R(z) of y1 = R(h lambda) y0 for y' = lambda y: 1 + z b^T (I - z a)^-1 (1, ..., 1)."""
+        matrix = np.eye(self.stages) - z * self.a
+        return complex(1.0 + z * (self.b @ np.linalg.solve(matrix, np.ones(self.stages))))
 
     def linear(self) -> ButcherTableau:
         """The same method with the straight line between y0 and y1: b_i(theta) = theta b_i."""
@@ -155,9 +177,15 @@ class ButcherTableau:
             )
 
     def _check_rows(self) -> None:
-        a, c = self._all_stages(), np.append(self.c, self.c_extra)
-        if np.any(np.triu(a)):
-            raise ValueError(f"{self.name}: a must be strictly lower triangular (the method is explicit)")
+        a, c = self.all_stages, np.append(self.c, self.c_extra)
+        if np.triu(a)[self.stages :].any():
+            raise ValueError(f"{self.name}: a_extra must be strictly lower triangular (extra stages are explicit)")
+        for first, last in self.blocks:
+            block = self.a[first:last, first:last]
+            if block.any() and not np.linalg.cond(block) < 1.0 / TOLERANCE:
+                raise ValueError(
+                    f"{self.name}: stages {first} to {last - 1} depend on each other by a matrix without inverse"
+                )
         defect = np.abs(a.sum(axis=1) - c)
         row = int(defect.argmax())
         if not defect[row] <= TOLERANCE:
@@ -165,7 +193,7 @@ class ButcherTableau:
 
     def _check_orders(self) -> None:
         trees = rooted_trees(max(self.order, self.error_order or 1, self.dense_order))
-        phi = trees.elementary_weights(self._all_stages())  # (s + e, trees)
+        phi = trees.elementary_weights(self.all_stages)  # (s + e, trees)
         exact = 1.0 / trees.density
         self._require("b", self.order, np.abs(self.b @ phi[: self.stages] - exact)[: trees.count(self.order)])
         if self.b_error is not None and self.error_order is not None:
@@ -190,14 +218,30 @@ class ButcherTableau:
                 f"a tree with {rho} vertices by {defect[worst]:.1e}"
             )
 
-    def _all_stages(self) -> np.ndarray:
+    @property
+    def all_stages(self) -> np.ndarray:
         """The matrix of the stages and the extra stages, (s + e, s + e)."""
         return np.vstack([np.pad(self.a, ((0, 0), (0, self.extra_stages))), self.a_extra])
 
 
-def hermite_extension(b: np.ndarray) -> np.ndarray:
-    """The cubic through y0 and y1 with slopes f(t0, y0), the first stage, and f(t1, y1), the last."""
+def hermite_extension(b: np.ndarray, first: int = 0, last: int = -1) -> np.ndarray:
+    """The cubic through y0 and y1 with slopes f(t0, y0), stage ``first``, and f(t1, y1), stage ``last``."""
     dense = np.outer(b, HERMITE[0])
-    dense[0] += HERMITE[1]
-    dense[-1] += HERMITE[2]
+    dense[first] += HERMITE[1]
+    dense[last] += HERMITE[2]
     return dense
+
+
+def _default_extension(order: int, a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
+    """The cubic with the extra stages that its slopes need; of order one, the straight line."""
+    s = len(b)
+    starts, ends = order == 1 or not a[0].any(), order == 1 or np.array_equal(a[-1], b)  # slopes that are stages
+    extra = [*([0.0] if not starts else []), *([1.0] if not ends else [])]
+    padded = np.append(b, np.zeros(len(extra)))
+    slopes = 0 if starts else s, s - 1 if ends else -1
+    return {
+        "c_extra": np.array(extra),
+        "a_extra": np.outer(extra, padded),
+        "dense": b[:, None] if order == 1 else hermite_extension(padded, *slopes),
+        "dense_order": min(order, 3),
+    }

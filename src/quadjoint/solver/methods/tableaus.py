@@ -1,4 +1,4 @@
-"""The explicit Runge-Kutta methods that come with the library."""
+"""The Runge-Kutta methods that come with the library; the implicit ones are in implicit_tableaus.py."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quadjoint.solver.methods import coefficients, coefficients_dopri8
+from quadjoint.solver.methods.implicit_tableaus import IMPLICIT_TABLEAUS
 from quadjoint.solver.methods.tableau import ButcherTableau, hermite_extension
 
 
@@ -106,5 +107,6 @@ TABLEAUS: dict[str, ButcherTableau] = {
         _tsit5(),
         _dopri8(),
         *(_low_order(name, *values) for name, values in coefficients.LOW_ORDER.items()),
+        *IMPLICIT_TABLEAUS.values(),
     )
 }

@@ -1,0 +1,98 @@
+"""Counts what an accelerator would have to be told: kernels launched, and reads that make the host wait for it.
+
+Both are the same on every machine: the operations that torch dispatches, views and allocations apart, and the
+operations that hand numbers of a tensor to Python.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Operations that return memory as it is, or numbers that the host knows.
+ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh"}
+UNMARKED_VIEWS = {"_unsafe_view", "_reshape_alias", "lift"}
+# Operations whose result the host needs before it can go on: a number, or the shape of what follows.
+READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "_unique2", "unique_dim"}
+READING_METHODS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.cpu}
+
+
+@dataclass
+class Counts:
+    """Operations by name: ``kernels`` that compute, ``reads`` by the host, ``views`` and allocations."""
+
+    kernels: dict[str, int] = field(default_factory=dict)
+    reads: dict[str, int] = field(default_factory=dict)
+    views: dict[str, int] = field(default_factory=dict)
+
+    def note(self, kind: str, name: str) -> None:
+        table: dict[str, int] = getattr(self, kind)
+        table[name] = table.get(name, 0) + 1
+
+    def totals(self) -> dict[str, int]:
+        return {kind: sum(getattr(self, kind).values()) for kind in ("kernels", "reads", "views")}
+
+
+class _Dispatched(TorchDispatchMode):
+    def __init__(self, counts: Counts) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in READS:
+            # The state of a random generator (bytes) lies on the host, whatever the device.
+            if not any(isinstance(x, Tensor) and x.dtype == torch.uint8 for x in args):
+                self.counts.note("reads", name)
+        elif name in ALLOCATIONS or name in UNMARKED_VIEWS or _is_view(func):
+            self.counts.note("views", name)
+        else:
+            self.counts.note("kernels", name)
+        return out
+
+
+def _is_view(func: Any) -> bool:
+    returns = func._schema.returns
+    return bool(returns) and returns[0].alias_info is not None and not returns[0].alias_info.is_write
+
+
+class _Called(TorchFunctionMode):
+    """What is not dispatched on a CPU, where the numbers lie at hand."""
+
+    def __init__(self, counts: Counts) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READING_METHODS:
+            self.counts.note("reads", func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class Counting:
+    """Counts while it is entered, also in backward passes.
+
+    >>> with Counting() as counts:
+    ...     total = float(torch.ones(3).add(1.0).sum())
+    >>> counts.totals()
+    {'kernels': 3, 'reads': 1, 'views': 0}
+    """
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+        self.modes = _Called(self.counts), _Dispatched(self.counts)
+
+    def __enter__(self) -> Counts:
+        for mode in self.modes:
+            mode.__enter__()
+        return self.counts
+
+    def __exit__(self, *failure: Any) -> None:
+        for mode in reversed(self.modes):
+            mode.__exit__(*failure)

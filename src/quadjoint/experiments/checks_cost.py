@@ -1,0 +1,240 @@
+"""Statements about evaluations, memory, errors of gradients and of integrals, checked."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable
+
+from quadjoint.experiments.checks_time import timed
+from quadjoint.experiments.records import Records, of_study, value, where
+from quadjoint.experiments.verdicts import (
+    UNKNOWN,
+    Finding,
+    Interval,
+    Verdict,
+    above,
+    all_of,
+    interval,
+    plain,
+    ranged,
+    within,
+)
+
+Check = Callable[[Records], Finding]
+
+
+def evaluations(method: str, low: float, high: float, *, of: str = "backward_evaluations") -> Check:
+    """Evaluations of the backward pass over those of the forward pass lie between the two, over all trained runs.
+
+    Of the paper's method, evaluations at nodes are counted apart from those of the backward solve.
+    """
+
+    def check(records: Records) -> Finding:
+        shares = []
+        for record in where(of_study(records, "widths"), method=method):
+            forward, found = (value(record, "per_gradient", name) for name in ("forward_evaluations", of))
+            nodes = value(record, "per_gradient", "quadrature_nodes") or 0.0
+            if forward and found is not None:
+                shares.append((found - nodes if of == "backward_evaluations" else found) / forward)
+        if not shares:
+            return UNKNOWN
+        share = interval(shares)
+        return Finding(within(share, low, high), f"{ranged(share)} of the forward ones, over {len(shares)} runs")
+
+    return check
+
+
+def fewer_evaluations(first: str, second: str, low: float, high: float) -> Check:
+    """The first method's backward evaluations are fewer than the second's, by a part between the two."""
+
+    def check(records: Records) -> Finding:
+        trained = of_study(records, "widths")
+        mine, theirs = (_by_cell(where(trained, method=m)) for m in (first, second))
+        saved = [1 - mine[cell] / theirs[cell] for cell in sorted(set(mine) & set(theirs)) if theirs[cell]]
+        if not saved:
+            return UNKNOWN
+        found = interval(saved)
+        shown = Interval(100 * found.middle, 100 * found.half)
+        return Finding(within(found, low, high), f"{first} needs {ranged(shown)} % fewer than {second}")
+
+    return check
+
+
+def _by_cell(records: Records) -> dict[tuple[int, int], float]:
+    found = {
+        (r["config"]["width"], r["config"]["seed"]): value(r, "per_gradient", "backward_evaluations") for r in records
+    }
+    return {cell: number for cell, number in found.items() if number is not None}
+
+
+# Memory: bytes of tensors are counted, not sampled; there is no noise in them -----------------------------
+
+
+def leaner(first: str, second: str) -> Check:
+    """At the largest width, one gradient of the first method needs less memory than one of the second."""
+
+    def check(records: Records) -> Finding:
+        peaks: dict[str, dict[int, float]] = {first: {}, second: {}}
+        for record in timed(records):
+            peak, method = value(record, "peak_memory"), record["config"]["method"]
+            if peak and method in peaks:
+                peaks[method][record["config"]["width"]] = peak
+        widths = sorted(set(peaks[first]) & set(peaks[second]))
+        if not widths:
+            return UNKNOWN
+        a, b = (peaks[m][widths[-1]] / 2**20 for m in (first, second))
+        words = f"peak at width {widths[-1]}: {first} {plain(a, 3)} MiB, {second} {plain(b, 3)} MiB"
+        return Finding(Verdict.AGREES if a < b else Verdict.DISAGREES, words)
+
+    return check
+
+
+def constant_memory(method: str) -> Check:
+    """From the loosest to the tightest tolerance the peak grows by less than a quarter (at the largest state)."""
+
+    def check(records: Records) -> Finding:
+        mine = [r for r in records if r["config"]["method"] == method and r["result"].get("peak_memory")]
+        if not mine:
+            return UNKNOWN
+        record = max(mine, key=lambda r: r["config"]["width"])
+        first, *_, last = record["result"]["peak_memory"]
+        words = f"{method}: {_bytes(first)} at the loosest tolerance, {_bytes(last)} at the tightest"
+        return Finding(Verdict.AGREES if last <= 1.25 * first else Verdict.DISAGREES, words)
+
+    return check
+
+
+def less_memory(first: str, second: str) -> Check:
+    """At the tightest tolerance and the paper's state of one number, the first method needs less than the second."""
+
+    def check(records: Records) -> Finding:
+        peaks = {r["config"]["method"]: r["result"]["peak_memory"][-1] for r in where(records, width=1)}
+        if first not in peaks or second not in peaks:
+            return UNKNOWN
+        words = f"{first} {_bytes(peaks[first])}, {second} {_bytes(peaks[second])}"
+        return Finding(Verdict.AGREES if peaks[first] < peaks[second] else Verdict.DISAGREES, words)
+
+    return check
+
+
+def _bytes(count: float) -> str:
+    return f"{count:,.0f} bytes" if count < 100_000 else f"{plain(count / 2**20, 3)} MiB"
+
+
+# The exponential, whose gradients are known: solves are exact computations, the spread is over end times ----
+
+
+def log_errors(records: Records, first: str, second: str, of: str) -> Interval | None:
+    """The logarithm of the first method's error over the second's, over the end times of one tolerance."""
+    pair = [next((r["result"]["errors"][of] for r in where(records, method=m)), None) for m in (first, second)]
+    if pair[0] is None or pair[1] is None:
+        return None
+    logs = [math.log(a / b) for a, b in zip(*pair, strict=True) if a > 0 and b > 0]
+    return interval(logs) if logs else None
+
+
+def close_errors(first: str, second: str, factor: float, of: str = "a") -> Check:
+    """Two methods' errors of a quantity differ by at most a factor, on average over end times, at each tolerance."""
+
+    def check(records: Records) -> Finding:
+        verdicts, words = [], []
+        for tolerance, part in _tolerances(records):
+            found = log_errors(part, first, second, of)
+            if found is not None:
+                verdicts.append(within(found, -math.log(factor), math.log(factor)))
+                words.append(f"{_factor(found)} at rtol {tolerance:g}")
+        if not verdicts:
+            return UNKNOWN
+        return Finding(all_of(verdicts), f"{first}’s error of {_quantity(of)} over {second}’s: {', '.join(words)}")
+
+    return check
+
+
+def larger_errors(first: str, second: str, of: tuple[str, ...]) -> Check:
+    """At the paper's tolerance, the first method's errors of the gradients are larger than the second's."""
+
+    def check(records: Records) -> Finding:
+        verdicts, words = [], []
+        loosest, part = next(iter(_tolerances(records)), (0.0, []))
+        for name in of:
+            found = log_errors(part, first, second, name)
+            if found is not None:
+                verdicts.append(above(found, 0.0))
+                words.append(f"{_factor(found)} of {_quantity(name)}")
+        if not verdicts:
+            return UNKNOWN
+        text = f"{first}’s error over {second}’s at rtol {loosest:g}: {', '.join(words)}"
+        return Finding(all_of(verdicts), text)
+
+    return check
+
+
+def _tolerances(records: Records) -> list[tuple[float, Records]]:
+    found = sorted({r["config"].get("rtol", 0.0) for r in records}, reverse=True)
+    return [(tol, where(records, rtol=tol)) for tol in found]
+
+
+def _factor(found: Interval) -> str:
+    return plain(math.exp(found.middle), 3)
+
+
+def _quantity(name: str) -> str:
+    return "the loss" if name == "loss" else f"the gradient in {name}"
+
+
+# Rules of integration ---------------------------------------------------------------------------------------
+
+
+def order(rule: str, wanted: float, slack: float) -> Check:
+    """The error of the rule falls with this power of the number of evaluations, once it falls as it should."""
+
+    def check(records: Records) -> Finding:
+        result = next((r["result"] for r in where(records, method=rule)), None)
+        if result is None:
+            return UNKNOWN
+        slopes = [
+            math.log(errors[0] / errors[1]) / math.log((counts[1] - shift) / (counts[0] - shift))
+            for shift in [0 if rule == "monte-carlo" else 1]  # n panels have n + 1 points
+            for counts, errors in zip(_pairs(result["evaluations"]), _pairs(result["errors"]), strict=True)
+            if min(errors) > 1e-10
+        ]
+        last = slopes if rule == "monte-carlo" else slopes[-1:]  # the former is a matter of chance
+        if not last:
+            return UNKNOWN
+        found = statistics.fmean(last)
+        words = f"the error falls with the power {plain(found, 3)} of the number of intervals"
+        verdict = Verdict.AGREES if abs(found - wanted) < slack else Verdict.DISAGREES
+        return Finding(verdict, words.replace("intervals", "points") if rule == "monte-carlo" else words)
+
+    return check
+
+
+def _pairs(numbers: list[float]) -> list[tuple[float, float]]:
+    return list(itertools.pairwise(numbers))
+
+
+def most_accurate(rule: str, others: tuple[str, ...], counts: tuple[int, ...]) -> Check:
+    """With about so many evaluations, the rule has the smallest error of all."""
+
+    def check(records: Records) -> Finding:
+        verdicts, words = [], []
+        for count in counts:
+            errors = {m: _error_at(records, m, count) for m in (rule, *others)}
+            known = {m: e for m, e in errors.items() if e is not None}
+            if rule in known and len(known) > 1:
+                best = known[rule] <= min(known.values())
+                verdicts.append(Verdict.AGREES if best else Verdict.DISAGREES)
+                words.append(f"{count} points: {', '.join(f'{m} {plain(e, 1)}' for m, e in known.items())}")
+        return Finding(all_of(verdicts), "; ".join(words)) if verdicts else UNKNOWN
+
+    return check
+
+
+def _error_at(records: Records, rule: str, count: int) -> float | None:
+    """The error with the largest number of evaluations that is not above the count."""
+    result = next((r["result"] for r in where(records, method=rule)), None)
+    known = [] if result is None else list(zip(result["evaluations"], result["errors"], strict=True))
+    fitting = [(n, error) for n, error in known if n <= count]
+    return max(fitting)[1] if fitting else None

@@ -1,0 +1,264 @@
+"""Statements about what was learnt, checked: final metrics, curves, ablations."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quadjoint.experiments.records import Records, by, of_study, step_seconds, value, where
+from quadjoint.experiments.verdicts import (
+    UNKNOWN,
+    Finding,
+    Interval,
+    above,
+    all_of,
+    below,
+    difference,
+    interval,
+    plain,
+    spread,
+    student,
+    within,
+)
+
+Check = Callable[[Records], Finding]
+THEIRS = "gq-paper"
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How far apart numbers may be that are called the same."""
+
+    absolute: float = 0.0
+    relative: float = 0.0
+
+    def at(self, level: float) -> float:
+        return max(self.absolute, self.relative * abs(level))
+
+
+def by_seed(records: Records, *path: str) -> dict[int, float]:
+    """A number of the result by seed."""
+    found = {r["config"]["seed"]: value(r, *path) for r in records}
+    return {seed: number for seed, number in found.items() if number is not None}
+
+
+def gap(one: dict[int, float], other: dict[int, float], further: list[dict[int, float]]) -> Interval:
+    """The difference of two methods' means: over pairs of common seeds if there are two, else by pooled spreads."""
+    common = sorted(set(one) & set(other))
+    if len(common) > 1:
+        return interval(other[seed] - one[seed] for seed in common)
+    return difference(list(other.values()), list(one.values()), [list(group.values()) for group in further])
+
+
+def same(metric: str, methods: tuple[str, ...], margin: Margin) -> Check:
+    """After training, metrics differ from that of the paper's method by less than the margin, at every width."""
+
+    def check(records: Records) -> Finding:
+        verdicts, worst, words = [], -1.0, ""
+        for (width,), here in by(of_study(records, "widths"), "width").items():
+            found = {m: by_seed(where(here, method=m), "final", metric) for m in methods}
+            found = {m: numbers for m, numbers in found.items() if numbers}
+            if len(found) < 2:
+                continue
+            reference = THEIRS if THEIRS in found else next(iter(found))
+            allowed = margin.at(statistics.fmean(found[reference].values()))
+            for method in found:
+                if method == reference:
+                    continue
+                off = gap(found[reference], found[method], list(found.values()))
+                verdicts.append(within(off, -allowed, allowed))
+                if abs(off.middle) / allowed > worst:
+                    worst = abs(off.middle) / allowed
+                    pair = ", ".join(f"{m} {spread(list(found[m].values()))}" for m in (reference, method))
+                    words = f"furthest apart at width {width}: {pair}"
+        return Finding(all_of(verdicts), words) if verdicts else UNKNOWN
+
+    return check
+
+
+def matching_curves(curve: str, methods: tuple[str, ...], part: float) -> Check:
+    """At the largest trained width, the curves of the methods are, on average over the epochs, less than a part of the
+    first value away from that of the paper's method."""
+
+    def check(records: Records) -> Finding:
+        trained = of_study(records, "widths")
+        known = [r for r in trained if r["config"]["method"] in methods]
+        width = max((r["config"]["width"] for r in known), default=None)
+        curves = {
+            m: {r["config"]["seed"]: r["result"]["curves"][curve] for r in where(known, method=m, width=width)}
+            for m in methods
+        }
+        curves = {m: found for m, found in curves.items() if found}
+        if len(curves) < 2:
+            return UNKNOWN
+        reference = THEIRS if THEIRS in curves else next(iter(curves))
+        verdicts, words = [], []
+        for method in curves:
+            if method != reference:
+                away = _distance(curves[reference], curves[method], list(curves.values()))
+                verdicts.append(below(away, part))
+                words.append(f"{method} {_percent(away)}")
+        epochs = len(next(iter(curves[reference].values())))
+        text = f"width {width}, {epochs} epochs, away from {reference}: {', '.join(words)} of the first value"
+        return Finding(all_of(verdicts), text)
+
+    return check
+
+
+Curves = dict[int, list[float]]
+
+
+def _distance(one: Curves, other: Curves, every: list[Curves]) -> Interval:
+    """The mean distance of two curves in units of their first value."""
+    common = sorted(set(one) & set(other))
+    away = [_apart(one[seed], other[seed]) for seed in common]
+    if len(away) > 1:
+        return interval(away)
+    middle = _apart(_mean_curve(one), _mean_curve(other))
+    several = [group for group in every if len(group) > 1]
+    if not several:
+        return Interval(middle, math.inf)
+    first = _mean_curve(one)[0]
+    noise = [statistics.fmean(map(statistics.stdev, zip(*group.values(), strict=False))) for group in several]
+    freedom = sum(len(group) - 1 for group in several)
+    return Interval(middle, student(freedom) * math.sqrt(2) * statistics.fmean(noise) / abs(first))
+
+
+def _apart(one: list[float], other: list[float]) -> float:
+    if not one or not other or not max(one[0], other[0]) > 0:
+        return math.nan
+    return statistics.fmean(abs(a - b) for a, b in zip(one, other, strict=False)) / max(one[0], other[0])
+
+
+def _mean_curve(curves: Curves) -> list[float]:
+    return [statistics.fmean(values) for values in zip(*curves.values(), strict=False)]
+
+
+def _percent(found: Interval) -> str:
+    return f"{plain(100 * found.middle)} %"
+
+
+# Ablations ------------------------------------------------------------------------------------------------
+
+
+def change(
+    study: str, field: str, ends: tuple[float, float], path: tuple[str, ...], method: str, *, ratio: bool
+) -> Callable[[Records], Interval | None]:
+    """How much a number changes from one setting of an ablation to another: difference, or logarithm of the ratio."""
+
+    def measure(records: Records) -> Interval | None:
+        mine = where(of_study(records, study), method=method)
+        found = [_numbers(where(mine, **{field: end}), path) for end in ends]
+        if not found[0] or not found[1]:
+            return None
+        if ratio:
+            found = [{seed: math.log(x) for seed, x in group.items() if x > 0} for group in found]
+        return gap(found[0], found[1], found)
+
+    return measure
+
+
+def _numbers(records: Records, path: tuple[str, ...]) -> dict[int, float]:
+    if path != ("step",):
+        return by_seed(records, *path)
+    found = {r["config"]["seed"]: step_seconds(r) for r in records}
+    return {seed: seconds for seed, seconds in found.items() if seconds}
+
+
+def rises(
+    study: str,
+    field: str,
+    ends: tuple[float, float],
+    path: tuple[str, ...],
+    method: str,
+    *,
+    ratio: bool = True,
+    by_least: float = 0.05,
+) -> Check:
+    """From the first end to the second, the number rises by at least so much (a part of itself if a ratio)."""
+    measure = change(study, field, ends, path, method, ratio=ratio)
+
+    def check(records: Records) -> Finding:
+        found = measure(records)
+        if found is None:
+            return UNKNOWN
+        limit = math.log1p(by_least) if ratio else by_least
+        return Finding(above(found, limit), _ends(records, study, field, method, path))
+
+    return check
+
+
+def stays(
+    study: str, field: str, ends: tuple[float, float], path: tuple[str, ...], method: str, *, margin: float, ratio: bool
+) -> Check:
+    """From the first end to the second, the number changes by less than the margin (a part of itself if a ratio)."""
+    measure = change(study, field, ends, path, method, ratio=ratio)
+
+    def check(records: Records) -> Finding:
+        found = measure(records)
+        if found is None:
+            return UNKNOWN
+        limit = math.log1p(margin) if ratio else margin
+        return Finding(within(found, -limit, limit), _ends(records, study, field, method, path, ends))
+
+    return check
+
+
+def _ends(
+    records: Records,
+    study: str,
+    field: str,
+    method: str,
+    path: tuple[str, ...],
+    only: tuple[float, ...] | None = None,
+) -> str:
+    """The means at every setting, in words."""
+    mine = by(where(of_study(records, study), method=method), field)
+    shown = {s[0]: list(_numbers(group, path).values()) for s, group in mine.items() if only is None or s[0] in only}
+    scale, unit = (1000.0, " ms") if path == ("step",) else (1.0, "")
+    cells = [f"{s:g}: {spread([scale * x for x in numbers])}{unit}" for s, numbers in shown.items() if numbers]
+    return f"{method}, by {'C' if field == 'c' else field}: {', '.join(cells)}"
+
+
+def pays_little(study: str, field: str, ends: tuple[float, float], metric: str, method: str) -> Check:
+    """Between the two settings the metric falls by a smaller factor than the time rises."""
+    lower = change(study, field, (ends[1], ends[0]), ("final", metric), method, ratio=True)
+    longer = change(study, field, ends, ("step",), method, ratio=True)
+
+    def check(records: Records) -> Finding:
+        gain, cost = lower(records), longer(records)
+        if gain is None or cost is None:
+            return UNKNOWN
+        factors = [plain(math.exp(found.middle), 3) for found in (gain, cost)]
+        name = metric.removeprefix("test_").upper()
+        words = f"{method}, {field} from {ends[0]:g} to {ends[1]:g}: {name} smaller by a factor of {factors[0]}, "
+        return Finding(above(cost - gain, 0.0), f"{words}time longer by {factors[1]}")
+
+    return check
+
+
+def like_regular(method: str, epochs: int, *, lower: bool = False) -> Check:
+    """Trained on irregular times, the error is that of regular ones: within the sum of the deviations over seeds.
+
+    With ``lower``, that it is smaller. Runs that were not trained for so many epochs do not count.
+    """
+
+    def check(records: Records) -> Finding:
+        verdicts, words = [], []
+        for times in (10, 50):
+            mine = where(of_study(records, "regularity"), times=times, method=method)
+            mine = [r for r in mine if r["config"].get("epochs", 0) >= epochs]
+            regular, irregular = (
+                list(by_seed(where(mine, spacing=s), "final", "test_mse").values()) for s in ("regular", "merged")
+            )
+            if not regular or not irregular:
+                continue
+            off = difference(irregular, regular)
+            allowed = sum(statistics.stdev(group) if len(group) > 1 else 0.0 for group in (regular, irregular))
+            verdicts.append(below(off, 0.0) if lower else within(off, -allowed, allowed))
+            words.append(f"{times} times: regular {spread(regular)}, irregular {spread(irregular)}")
+        return Finding(all_of(verdicts), f"{method}, MSE with {'; with '.join(words)}") if verdicts else UNKNOWN
+
+    return check

@@ -1,0 +1,110 @@
+"""Reading records: which there are of an experiment, and numbers in them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from quadjoint.experiments import store
+from quadjoint.experiments.faults import ODD_RECORD
+
+Record = dict[str, Any]
+Records = list[Record]
+CLOCK = "clock"
+
+
+def of_experiment(results: store.Results, name: str) -> Records:
+    """The finished runs of an experiment, and what the clock measured on its task: a record for each method."""
+    return [*results.of(name), *clocked(results.of(CLOCK), name)]
+
+
+def clocked(records: Records, task: str) -> Records:
+    """The lines of the clock on a task, split by method; of study ``clock``. What makes no sense is left out."""
+    split = []
+    for record in records:
+        methods = record["result"].get("methods")
+        if record["config"].get("task") != task or not isinstance(methods, dict):
+            continue
+        shared = {"parameters": record["result"].get("parameters")}
+        for method, found in methods.items():
+            if isinstance(found, dict):
+                config = record["config"] | {"method": method, "study": CLOCK}
+                split.append(record | {"experiment": task, "config": config, "result": shared | found})
+    return split
+
+
+def of_study(records: Records, *studies: str) -> Records:
+    return [r for r in records if r["config"].get("study") in studies]
+
+
+def where(records: Records, **fields: object) -> Records:
+    """The records whose configuration has these values."""
+    return [r for r in records if all(r["config"].get(name) == wanted for name, wanted in fields.items())]
+
+
+def by(records: Records, *fields: str) -> dict[tuple[Any, ...], Records]:
+    """Records grouped by fields of their configuration, in order."""
+    groups: dict[tuple[Any, ...], Records] = defaultdict(list)
+    for record in records:
+        groups[tuple(record["config"].get(name) for name in fields)].append(record)
+    return dict(sorted(groups.items(), key=lambda item: tuple(map(_rank, item[0]))))
+
+
+def _rank(setting: Any) -> tuple[bool, float, str]:
+    """Numbers by size, then words by the alphabet."""
+    number = isinstance(setting, int | float)
+    return not number, setting if number else 0.0, str(setting)
+
+
+def value(record: Record, *path: str) -> float | None:
+    """A number deep in the result, or None where it is missing."""
+    node: Any = record["result"]
+    for name in path:
+        node = node.get(name) if isinstance(node, dict) else None
+    return node if isinstance(node, int | float) and not isinstance(node, bool) else None
+
+
+def mean_and_deviation(values: Sequence[float | None]) -> tuple[float, float]:
+    """Over the seeds; the deviation of a single value is zero.
+
+    >>> mean_and_deviation([1.0, 3.0])
+    (2.0, 1.0)
+    """
+    numbers = [v for v in values if isinstance(v, int | float)]
+    if not numbers:
+        return math.nan, 0.0
+    return statistics.fmean(numbers), statistics.pstdev(numbers)
+
+
+def on_one_thread(record: Record) -> bool:
+    """Whether the time of the run's thread is the time of the computation."""
+    environment = record.get("environment")
+    threads = environment.get("threads") if isinstance(environment, dict) else None
+    return record["config"].get("device", "cpu") == "cpu" and threads in (None, 1)
+
+
+def step_seconds(record: Record) -> float | None:
+    """Seconds of a training step: those for which its thread had a processor if recorded, else of the wall clock."""
+    spent = value(record, "cpu_seconds_per_gradient") if on_one_thread(record) else None
+    return value(record, "seconds_per_gradient") if spent is None else spent
+
+
+def repeated_seconds(record: Record) -> list[float]:
+    """The seconds of a step in every repetition: of the clock's turns, or the means of a run's epochs."""
+    name = "cpu_seconds" if on_one_thread(record) else "seconds"
+    for group, share in (("steps", 1.0), ("curves", _epochs_a_step(record))):
+        found = record["result"].get(group)
+        numbers = found.get(name, found.get("seconds")) if isinstance(found, dict) else None
+        if isinstance(numbers, list) and numbers and all(isinstance(x, int | float) for x in numbers):
+            return [share * x for x in numbers]
+    return []
+
+
+def _epochs_a_step(record: Record) -> float:
+    try:
+        return float(record["result"]["epochs"] / record["result"]["gradients"])
+    except ODD_RECORD:
+        return math.nan

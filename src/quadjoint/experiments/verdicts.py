@@ -1,0 +1,203 @@
+"""Verdicts on statements that know the noise of what was measured.
+
+Every number that a statement is about is a mean with its 95 % confidence interval (Student's t) over seeds or over
+repeated steps. A statement agrees if it holds over the whole interval, disagrees if it holds nowhere in it, and
+otherwise the runs cannot tell.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from quadjoint.experiments.records import Records
+
+RULE = (
+    "A statement agrees if it holds over the whole 95 % confidence interval of what was measured (Student’s t over "
+    "seeds or over repeated steps), disagrees if it holds nowhere in the interval, and otherwise these runs cannot "
+    "tell."
+)
+# Half of the 95 % interval in standard errors, by degrees of freedom from 1 to 30.
+_STUDENT = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
+    *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+
+
+class Verdict(enum.Enum):
+    AGREES = "agrees"
+    DISAGREES = "disagrees"
+    UNDECIDED = "cannot tell"
+    MISSING = "not measured"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A verdict and the numbers that it rests on, in words."""
+
+    verdict: Verdict
+    words: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement, what it is taken to mean, and its check on the records; the paper's, unless it is ours."""
+
+    statement: str
+    check: Callable[[Records], Finding]
+    meaning: str = ""
+    ours: bool = False
+
+
+UNKNOWN = Finding(Verdict.MISSING, "no runs here that could tell")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and half of its confidence interval: infinite if nothing is known of the spread, zero of exact counts."""
+
+    middle: float
+    half: float = 0.0
+    count: int = 1
+
+    @property
+    def low(self) -> float:
+        return self.middle - self.half
+
+    @property
+    def high(self) -> float:
+        return self.middle + self.half
+
+    def __sub__(self, other: Interval) -> Interval:
+        """The difference of two that are independent."""
+        return Interval(self.middle - other.middle, math.hypot(self.half, other.half), min(self.count, other.count))
+
+
+def student(freedom: int) -> float:
+    """Half of the 95 % interval in standard errors.
+
+    >>> student(1), student(4), round(student(1000), 2)
+    (12.706, 2.776, 1.96)
+    """
+    return _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 1.96 + 2.4 / freedom
+
+
+def interval(numbers: Iterable[float]) -> Interval:
+    """The mean of independent repetitions; of a single one the spread is unknown.
+
+    >>> interval([1.0, 3.0]).middle, interval([1.0]).half
+    (2.0, inf)
+    """
+    found = list(numbers)
+    if len(found) < 2:
+        return Interval(found[0] if found else math.nan, math.inf, len(found))
+    error = statistics.stdev(found) / math.sqrt(len(found))
+    return Interval(statistics.fmean(found), student(len(found) - 1) * error, len(found))
+
+
+def difference(one: Sequence[float], other: Sequence[float], further: Iterable[Sequence[float]] = ()) -> Interval:
+    """The difference of two means that are not paired. The spread is taken to be the same for all and is pooled, also
+    over ``further`` groups: with a single run of a method, that of the others tells how much runs differ.
+    """
+    freedom, squares = 0, 0.0
+    for group in (one, other, *further):
+        if len(group) > 1:
+            freedom += len(group) - 1
+            squares += statistics.variance(group) * (len(group) - 1)
+    middle = statistics.fmean(one) - statistics.fmean(other)
+    if not freedom:
+        return Interval(middle, math.inf)
+    error = math.sqrt(squares / freedom * (1 / len(one) + 1 / len(other)))
+    return Interval(middle, student(freedom) * error, min(len(one), len(other)))
+
+
+def above(found: Interval, threshold: float) -> Verdict:
+    """Whether the number is above the threshold."""
+    return within(found, threshold, math.inf)
+
+
+def below(found: Interval, threshold: float) -> Verdict:
+    return within(found, -math.inf, threshold)
+
+
+def within(found: Interval, low: float, high: float) -> Verdict:
+    """Whether the number lies between the two.
+
+    >>> within(Interval(1.0, 0.1), 0.5, 1.5), within(Interval(1.0, 0.6), 0.5, 1.5), within(Interval(2.0, 0.4), 0.5, 1.5)
+    (<Verdict.AGREES: 'agrees'>, <Verdict.UNDECIDED: 'cannot tell'>, <Verdict.DISAGREES: 'disagrees'>)
+    """
+    if not math.isfinite(found.middle):
+        return Verdict.MISSING
+    if found.low > low and found.high < high:
+        return Verdict.AGREES
+    return Verdict.DISAGREES if found.high < low or found.low > high else Verdict.UNDECIDED
+
+
+def all_of(verdicts: Iterable[Verdict]) -> Verdict:
+    """The verdict on several statements at once: one that fails decides, then one that is open."""
+    found = [v for v in verdicts if v is not Verdict.MISSING]
+    if not found:
+        return Verdict.MISSING
+    for worst in (Verdict.DISAGREES, Verdict.UNDECIDED):
+        if worst in found:
+            return worst
+    return Verdict.AGREES
+
+
+def opposite(check: Callable[[Records], Finding]) -> Callable[[Records], Finding]:
+    """The check of the contrary, on the same numbers."""
+    turned = {Verdict.AGREES: Verdict.DISAGREES, Verdict.DISAGREES: Verdict.AGREES}
+
+    def contrary(records: Records) -> Finding:
+        finding = check(records)
+        return Finding(turned.get(finding.verdict, finding.verdict), finding.words)
+
+    return contrary
+
+
+def only(check: Callable[[Records], Finding], **fields: object) -> Callable[[Records], Finding]:
+    """The check on those records whose configuration has these values."""
+    return lambda records: check([r for r in records if all(r["config"].get(k) == v for k, v in fields.items())])
+
+
+# Numbers as people write them ----------------------------------------------------------------------------
+
+
+def plain(number: float, digits: int = 2) -> str:
+    """So many significant digits, without an exponent where people would write none.
+
+    >>> [plain(x) for x in (0.034, 1.0, 110.4, 12345.6, 0.00012, 2.5e-9)]
+    ['0.034', '1.0', '110', '12,000', '0.00012', '2.5e-9']
+    """
+    if number == 0 or not math.isfinite(number):
+        return "0" if number == 0 else str(number)
+    mantissa, _, exponent = f"{number:.{digits - 1}e}".partition("e")
+    size = int(exponent)
+    if size < -4:
+        return f"{mantissa}e{size}"
+    return f"{round(number, digits - 1 - size):,.{max(0, digits - 1 - size)}f}"
+
+
+def ranged(found: Interval, digits: int = 3) -> str:
+    """A mean with its interval: 1.49 (1.43 to 1.55); alone if there is no spread to speak of."""
+    middle = plain(found.middle, digits)
+    if not math.isfinite(found.half) or found.half <= 1e-9 * abs(found.middle):
+        return middle
+    return f"{middle} ({plain(found.low, digits)} to {plain(found.high, digits)})"
+
+
+def spread(numbers: Sequence[float], digits: int = 3) -> str:
+    """Mean and standard deviation over seeds: 99.2 ± 0.8; of one seed the number alone."""
+    if not numbers:
+        return ""
+    middle = statistics.fmean(numbers)
+    if len(numbers) < 2:
+        return plain(middle, digits)
+    deviation = statistics.stdev(numbers)
+    places = max(0, digits - 1 - math.floor(math.log10(abs(middle)))) if middle else digits
+    if places > 6:
+        return f"{plain(middle, digits)} ± {plain(deviation, 1)}"
+    return f"{middle:,.{places}f} ± {deviation:,.{places}f}"

@@ -1,0 +1,184 @@
+"""Implicit Runge-Kutta steps, fully and diagonally implicit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quadjoint.solver.methods.newton import NewtonSettings
+from quadjoint.solver.methods.recorded_stages import StageSystem, correct
+from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep
+from quadjoint.solver.methods.stage_solve import Block, Memory, Solved, StageSolver, blocks_of, slopes_of
+from quadjoint.solver.methods.stages import StageMatrix
+from quadjoint.solver.methods.sums import combine
+from quadjoint.solver.methods.tableau import ButcherTableau
+from quadjoint.solver.protocols import Clock, Nudge, Time, VectorField
+
+
+class ImplicitStep(RungeKuttaStep):
+    """A step whose stages solve equations; ``failed`` if no solution was found."""
+
+    __slots__ = ("exact_start", "failed", "iterations", "memory", "next_memory")
+
+    def __init__(
+        self, *args: Any, memory: Memory, next_memory: Memory | None, iterations: int, failed: bool, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.memory, self.next_memory, self.iterations, self.failed = memory, next_memory, iterations, failed
+        self.exact_start = memory.exact and not self.method.tableau.a[0].any()
+
+    @property
+    def ratio(self) -> float | None:
+        return math.inf if self.failed else None
+
+    @property
+    def carry(self) -> Memory | None:
+        if self.nudge[1] or self.next_memory is None:
+            return None
+        return replace(self.next_memory, slope=self.ks[self.method.tableau.stages - 1])
+
+    @property
+    def retry(self) -> Memory:
+        return self.memory
+
+    @property
+    def slope(self) -> Tensor | None:
+        return self.memory.slope
+
+    @property
+    def settled(self) -> bool:
+        """Whether the next step can use the same factors, if it is as long."""
+        return self.next_memory is not None and self.next_memory.factors is not None
+
+    @property
+    def error(self) -> Tensor | None:
+        found = super().error
+        if found is None or self.method.filter is None:
+            return found
+        samples, jacobian = self.memory.samples, self.memory.jacobian
+        assert samples is not None and jacobian is not None
+        with torch.no_grad():
+            dt = self.dt.detach() if isinstance(self.dt, Tensor) else self.dt
+            factors = jacobian.factorize(self.method.filter, samples.spread(dt))
+            return samples.state_of(factors.solve(samples.rows_of(found)[:, None])[:, 0])
+
+
+class ImplicitRungeKutta(RungeKutta):
+    """Steps of one implicit Runge-Kutta method.
+
+    ``corrections`` says how often a step that autograd records can be differentiated, once or twice.
+    """
+
+    def __init__(
+        self,
+        tableau: ButcherTableau,
+        smooth: ImplicitRungeKutta | None = None,
+        *,
+        newton: NewtonSettings | None = None,
+        corrections: int = 1,
+    ) -> None:
+        super().__init__(tableau, smooth)
+        self.newton, self.corrections = newton or NewtonSettings(), corrections
+        self.blocks = blocks_of(tableau)
+        self.starts_explicit = not tableau.a[0].any()
+        gamma = tableau.error_filter
+        same = [b.matrix for b in self.blocks if b.matrix is not None and b.matrix.q == 1 and b.matrix.a[0, 0] == gamma]
+        self.filter = None if gamma is None else same[0] if same else StageMatrix(np.array([[gamma]]))
+
+    @property
+    def twice(self) -> ImplicitRungeKutta:
+        return ImplicitRungeKutta(self.tableau, self._smooth, newton=self.newton, corrections=2)  # type: ignore[arg-type]
+
+    def step(
+        self,
+        f: VectorField,
+        t0: float,
+        t1: float,
+        y: Tensor,
+        *,
+        carry: Any = None,
+        nudge: Nudge = (0, 0),
+        clock: Clock | None = None,
+    ) -> ImplicitStep:
+        start, end = (t0, t1) if clock is None else clock
+        memory = carry if isinstance(carry, Memory) else Memory(slope=carry)
+        if self.starts_explicit and memory.slope is None:
+            memory = replace(memory, slope=f(start, y, nudge[0]), exact=True)
+        slope = memory.slope
+        with torch.no_grad():
+            plain = [x.detach() if isinstance(x, Tensor) else x for x in (start, end)]
+            solver = StageSolver(self.tableau, self.blocks, self.newton, f, y.detach(), *plain, nudge)
+            solved = solver.solve(replace(memory, slope=None if slope is None else slope.detach()))
+        failed = solved.failure is not None
+        dt: Time = end - start
+        if torch.is_grad_enabled() and not failed:
+            self._record(solver, solved, y, slope, start=start, end=end)
+        y1 = y if failed else solved.inputs[-1] if self.tableau.stiffly_accurate else None
+        return ImplicitStep(
+            self,
+            f,
+            t0=t0,
+            t1=t1,
+            y0=y,
+            y1=combine(y, solved.ks, self.weights, dt) if y1 is None else y1,
+            ks=solved.ks,
+            inputs=solved.inputs,
+            dt=dt,
+            nudge=nudge,
+            clock=clock,
+            first_shared=self.starts_explicit and not memory.exact,
+            memory=replace(solved.memory, slope=slope),
+            next_memory=None if failed else solver.handed_on(solved),
+            iterations=solved.iterations,
+            failed=failed,
+        )
+
+    def _record(
+        self, solver: StageSolver, solved: Solved, y: Tensor, slope: Tensor | None, *, start: Time, end: Time
+    ) -> None:
+        """Put in place of the stages the same ones, such that autograd can differentiate them."""
+        found, solved.ks, solved.inputs = solved.ks, [], []
+        dt: Time = end - start
+        clocked = replace(solver, y=y, start=start, end=end)
+        for block in self.blocks:
+            if block.matrix is not None:
+                self._record_block(clocked, solved, block, block.matrix)
+                continue
+            i = block.first
+            state = combine(y, solved.ks, block.before[0], dt)
+            solved.inputs.append(state)
+            if i == 0 and slope is not None:
+                solved.ks.append(slope)
+            else:
+                solved.ks.append(solver.f(clocked.time(i), state, clocked.nudge_at(i)))
+        assert len(found) == len(solved.ks)
+
+    def _record_block(self, at: StageSolver, solved: Solved, block: Block, matrix: StageMatrix) -> None:
+        samples = solved.memory.samples
+        assert samples is not None
+        z = solved.zs[block.first]
+        bases = [combine(at.y, solved.ks, weights, at.dt) for weights in block.before]
+        h = samples.spread(at.dt)
+
+        def evaluate(z: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
+            ys = [base + samples.state_of(z[:, i]) for i, base in enumerate(bases)]
+            ys = [x if x.requires_grad else x.requires_grad_() for x in ys]
+            fs = [at.f(at.time(i), x, at.nudge_at(i)) for i, x in enumerate(ys, block.first)]
+            slopes = torch.stack([samples.rows_of(x) for x in fs], dim=1)
+            return ys, fs, torch.matmul(matrix.constant("a", slopes), slopes) * h
+
+        ys, fs, image = evaluate(z)
+        system = StageSystem(
+            samples, matrix, h.detach() if isinstance(h, Tensor) else h, ys, fs, twice=self.corrections > 1
+        )
+        z = z + correct(system, image)
+        for _ in range(self.corrections - 1):
+            z = z + correct(system, evaluate(z)[2] - z)
+        slopes = slopes_of(matrix, z, h)
+        solved.ks += [samples.state_of(slopes[:, i]) for i in range(matrix.q)]
+        solved.inputs += [base + samples.state_of(z[:, i]) for i, base in enumerate(bases)]

@@ -1,0 +1,136 @@
+"""Simplified Newton iteration for the stages of an implicit step.
+
+The stages of a block satisfy z = h A f(t, base + z). With one Jacobian J for all of them,
+
+    (I - h A (x) J) dz = h A f(t, base + z) - z,   z <- z + dz,
+
+until what is left, dz theta / (1 - theta) for a contraction by theta, is small beside the tolerance of the solve
+(Hairer and Wanner, section IV.8). On a fixed grid there is no tolerance, and z is found to rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadjoint.solver.methods.jacobian import JacobianSource, Samples
+from quadjoint.solver.methods.stages import Factors, StageMatrix
+
+SLOW = 0.3  # contraction beyond which the Jacobian of a given step is evaluated again within it
+NOISE = 0.5  # contraction beyond which changes near the tolerance are taken for rounding
+
+
+@dataclass(frozen=True)
+class NewtonSettings:
+    """Tolerances of the solve (None on a fixed grid), and how its linear equations are solved."""
+
+    rtol: float | Tensor | None = None
+    atol: float | Tensor | None = None
+    max_iters: int = 10
+    jacobians: JacobianSource = field(default_factory=JacobianSource)
+
+    @property
+    def tight(self) -> bool:
+        """Whether stages are found to rounding."""
+        return self.rtol is None or self.atol is None
+
+    @property
+    def kappa(self) -> float:
+        """The part of the tolerance that the iteration may leave."""
+        rtol = 0.0 if self.rtol is None else float(self.rtol.min()) if isinstance(self.rtol, Tensor) else self.rtol
+        return max(min(0.03, math.sqrt(rtol)), 1e-4)
+
+    def slack(self, eps: float) -> tuple[float, float]:
+        """Relative and absolute difference of two solutions of the same equations, with room."""
+        if self.rtol is None or self.atol is None:
+            return 4.0 * eps**0.5, 0.0
+        rtol, atol = (float(x.max()) if isinstance(x, Tensor) else x for x in (self.rtol, self.atol))
+        return 10.0 * self.kappa * rtol, 10.0 * self.kappa * atol
+
+
+class Yardstick:
+    """Measures changes of stages, the worst sample counting: at most one is small enough."""
+
+    def __init__(self, settings: NewtonSettings, samples: Samples, y: Tensor) -> None:
+        self.tight = settings.tight
+        eps = torch.finfo(y.dtype).eps
+        self.rounding = 4.0 * eps
+        self.size = samples.rows_of(y)[:, None].abs()  # (rows, 1, d)
+        # Where the iteration does not get any further, so much is accepted as rounding.
+        self.limit = eps**-0.5 if self.tight else max(1.0, 0.03 / settings.kappa)
+        if not self.tight:
+            unit = samples.spread(y.abs() * settings.rtol + settings.atol) * settings.kappa
+            self.unit = unit.add_(self.size, alpha=self.rounding)
+
+    def __call__(self, dz: Tensor, z: Tensor) -> float:
+        if self.tight:
+            size = torch.maximum(self.size, z.abs())
+            # Components that are much smaller than others of the sample are not found to their last bit.
+            size = size.add_(size.amax(dim=(1, 2), keepdim=True), alpha=1e-3).add_(torch.finfo(z.dtype).tiny)
+            return float((dz.abs() / size).amax()) / self.rounding
+        scaled = torch.linalg.vector_norm(dz / self.unit, dim=(1, 2))
+        return float(scaled.amax()) / math.sqrt(dz.shape[1] * dz.shape[2])
+
+
+@dataclass
+class Found:
+    """Where an iteration ended."""
+
+    z: Tensor
+    converged: bool
+    iterations: int
+    size: float  # of the last change, in units of what is small enough
+    contraction: float  # the last one that was seen
+
+
+def iterate(
+    evaluate: Callable[[Tensor], Tensor],
+    z: Tensor,
+    *,
+    stages: StageMatrix,
+    h: Any,
+    factors: Factors,
+    measure: Yardstick,
+    max_iters: int,
+    eta: float,
+    refresh: Callable[[Tensor], Factors] | None = None,
+) -> Found:
+    """Iterate from ``z``; ``evaluate`` gives f at the stages, and ``eta`` expects theta / (1 - theta) beforehand.
+
+    ``refresh`` makes factors with the Jacobian at the stages found so far, for steps that cannot be shortened.
+    """
+    rate, last, best = math.inf, math.inf, math.inf
+    for n in range(1, max_iters + 1):
+        dz = factors.solve(residual(stages, h, evaluate(z), z))
+        size = measure(dz, z)
+        if not math.isfinite(size):
+            return Found(z, False, n, size, math.inf)
+        z = z - dz
+        if n > 1:
+            rate = size / last if last > 0.0 else 0.0
+            eta = rate / (1.0 - rate) if rate < 1.0 else math.inf
+        if eta * size <= 1.0 or size == 0.0:
+            return Found(z, True, n, size, rate if n > 1 else eta / (1.0 + eta))
+        if n > 2 and rate > NOISE and size <= measure.limit and best > size / 10.0:
+            return Found(z, True, n, size, rate)
+        if refresh is not None:
+            if rate > SLOW and n > 1:
+                factors = refresh(z)
+        elif n > 1 and (rate >= 1.0 or rate ** (max_iters - n) * eta * size > 1.0):
+            break
+        last, best = size, min(best, size)
+    return Found(z, False, n, size, rate)
+
+
+def residual(stages: StageMatrix, h: Any, f: Tensor, z: Tensor) -> Tensor:
+    """z - h A f for tensors of shape (rows, q, d)."""
+    if stages.q == 1 and not isinstance(h, Tensor):
+        return torch.sub(z, f, alpha=h * float(stages.a[0, 0]))
+    if isinstance(h, Tensor):
+        return z - torch.matmul(stages.constant("a", z), f * h)
+    return torch.sub(z, torch.matmul(stages.constant("a", z), f), alpha=h)

@@ -1,0 +1,128 @@
+"""The clock: the same weights and batches for all, in turns; and the authors' code as a guest, from a path."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+import torch
+
+from quadjoint.experiments import authors, clock, store
+from quadjoint.experiments.config import Choice
+from quadjoint.experiments.faults import Refusal
+from quadjoint.experiments.records import of_experiment, repeated_seconds, step_seconds
+from quadjoint.experiments.timing import Stopwatch
+from quadjoint.experiments.training import Context
+
+# Stands for the authors' package: the interface that is used of it, on top of our own solver.
+PACKAGE = """
+import quadjoint as qj
+calls = []
+def odeint_adjoint(f, y0, t, *, method, rtol, atol, adjoint_options=None):
+    calls.append(("adjoint", adjoint_options is not None))
+    return qj.odeint(f, y0, t, method=method, rtol=rtol, atol=atol, gradient="adjoint", params=list(f.parameters()))
+def odeint_adjoint_gq(f, y0, t, *, gtol, method, rtol, atol):
+    calls.append(("gq", gtol))
+    f.nfe = 0
+    return qj.odeint(f, y0, t, method=method, rtol=rtol, atol=atol, gradient="gq-paper", params=list(f.parameters()))
+def make_seminorm(state):
+    return lambda x: x.norm()
+"""
+
+
+@pytest.fixture
+def theirs(tmp_path, monkeypatch):
+    folder = tmp_path / "clone"
+    (folder / authors.PACKAGE).mkdir(parents=True)
+    (folder / authors.PACKAGE / "__init__.py").write_text(PACKAGE)
+    monkeypatch.delitem(sys.modules, authors.PACKAGE, raising=False)
+    yield folder
+    sys.modules.pop(authors.PACKAGE, None)
+
+
+def test_the_time_of_the_thread_stands_still_while_it_waits():
+    watch = Stopwatch()
+    time.sleep(0.05)
+    span = watch.span()
+    assert span.wall >= 0.05 > 0.04 > span.cpu >= 0.0
+
+
+def test_all_methods_step_from_the_same_weights_on_the_same_batches(monkeypatch):
+    seen: dict[str, list] = {}
+    step = clock.Contestant.step
+
+    def watched(self, batch, seed):
+        before = torch.cat([p.detach().flatten() for p in self.model.parameters()])
+        step(self, batch, seed)
+        after = torch.cat([p.detach().flatten() for p in self.model.parameters()])
+        gradient = self.model.ode.gradient
+        seen.setdefault(str(gradient), []).append((batch[0].clone(), seed, bool((before != after).any())))
+        assert torch.equal(torch.cat([w.flatten() for w in self.weights.values()]), reference[0])
+
+    reference = []
+    trained = clock._trained
+
+    def remembered(config, context):
+        weights, batches = trained(config, context)
+        reference.append(torch.cat([w.flatten() for w in weights.values()]).clone())
+        return weights, batches
+
+    monkeypatch.setattr(clock.Contestant, "step", watched)
+    monkeypatch.setattr(clock, "_trained", remembered)
+    config = clock.Config(task="nested-spheres", width=4, methods="direct gq discrete", turns=3, before=2)
+    result = clock.run(config, Context())
+    assert set(seen) == {"direct", "gq", "discrete"}
+    for turns in zip(*seen.values(), strict=True):  # a turn: the same batch and noise for all, a step by each
+        assert all(torch.equal(turns[0][0], batch) and turns[0][1] == seed for batch, seed, _ in turns)
+    assert all(moved for turns in seen.values() for *_, moved in turns)
+    assert {len(found["steps"]["cpu_seconds"]) for found in result["methods"].values()} == {3}
+    assert result["methods"]["discrete"]["gradient_mismatch"] < 1e-5
+    assert result["methods"]["direct"]["gradient_mismatch"] == 0.0
+    assert all(found["peak_memory"] > 0 for found in result["methods"].values())
+
+
+def test_a_line_of_the_clock_is_read_as_a_record_of_each_method(records):
+    read = of_experiment(store.Results(records), "crossing")
+    clocked = [r for r in read if r["config"]["study"] == "clock"]
+    assert {r["config"]["method"] for r in clocked} == set(clock.Config().methods.split())
+    assert {r["config"]["width"] for r in clocked} == {4, 8}
+    for record in clocked:
+        assert len(repeated_seconds(record)) == 3 and step_seconds(record) > 0 and record["result"]["parameters"] > 0
+    assert of_experiment(store.Results(records), "clock") == [r for r in records if r["experiment"] == "clock"]
+
+
+def test_the_authors_code_takes_part_from_its_path(theirs):
+    methods = f"direct gq-paper {' '.join(authors.METHODS)}"
+    config = clock.Config(task="crossing", width=4, methods=methods, turns=2, before=1)
+    result = clock.run(config, Context(authors=theirs))
+    assert set(result["methods"]) == set(methods.split()) and len(result["authors_code"]) == 12
+    assert result["methods"]["paper:gq"]["gradient_mismatch"] < 1e-2
+    counts = result["methods"]["paper:adjoint"]["per_gradient"]
+    assert counts["forward_evaluations"] >= 7 and counts["backward_evaluations"] >= 7
+    calls = sys.modules[authors.PACKAGE].calls
+    assert {("adjoint", False), ("adjoint", True), ("gq", 0.1)} == set(calls)
+    assert str(theirs) not in sys.path
+
+
+def test_the_authors_code_is_refused_in_words_if_it_is_not_there(tmp_path, theirs):
+    with pytest.raises(Refusal, match="there is no torch_gq_adjoint in"):
+        authors.load(tmp_path)
+    authors.load(theirs)
+    other = tmp_path / "other"
+    (other / authors.PACKAGE).mkdir(parents=True)
+    (other / authors.PACKAGE / "__init__.py").write_text("")
+    with pytest.raises(Refusal, match="was loaded from another place"):
+        authors.load(other)
+    with pytest.raises(ValueError, match="no method 'paper:magic'"):
+        authors.solve(torch.nn.Identity(), torch.zeros(1), torch.zeros(2), method="paper:magic", tolerance=1e-3)
+
+
+def test_their_methods_are_timed_only_if_their_code_is_named():
+    for named in (False, True):
+        cells = clock.grid(Choice("evening", authors=named))
+        assert all(("paper:gq" in cell.methods.split()) == named for cell in cells)
+        assert all(("torchsde-adjoint" in cell.methods.split()) == (cell.task == "ou") for cell in cells)
+    assert all(cell.turns >= 10 for cell in cells)
+    chosen = clock.grid(Choice("quick", methods=("gq", "direct"), widths=(7,)))
+    assert {(cell.methods, cell.width) for cell in chosen} == {("direct gq", 7)}

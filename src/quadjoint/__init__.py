@@ -24,8 +24,8 @@ from quadjoint.ode import odeint, solve
 from quadjoint.quadrature import Heuristic, NodePolicy, PerStep, Span, gauss_legendre
 from quadjoint.solution import Solution
 from quadjoint.solver.controllers import PIDController
-from quadjoint.solver.interpolation import HermiteStep
 from quadjoint.solver.independent.endings import Ending, Status
+from quadjoint.solver.interpolation import HermiteStep
 from quadjoint.solver.methods.catalogue import METHODS, register_method
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.methods.tableaus import TABLEAUS

@@ -19,17 +19,16 @@ import torch
 from torch import Tensor
 
 from quadjoint import ode
-from quadjoint.gradient import ContinuousAdjoint, Gradient, resolve
+from quadjoint.gradient import Gradient, resolve
 from quadjoint.gradient.first import Only
 from quadjoint.solver.methods.catalogue import RUNGE_KUTTA
 from quadjoint.solver.state import State
 from quadjoint.solver.structure import Structure
 from quadjoint.torchdiffeq_settings import (
-    differs_from,
+    Settings,
     options_of,
     say_uncalled_backwards,
     say_unjudged,
-    say_unused,
     tolerance_of,
     with_settings,
 )
@@ -99,32 +98,11 @@ def odeint_adjoint(
     -0.60653
     """
     method = method or "dopri5"
-    if adjoint_method not in (None, method) and options is not None and adjoint_options is None:
-        raise ValueError(
-            f"adjoint_method = {adjoint_method!r} differs from method = {method!r}, so adjoint_options cannot be taken "
-            "from options; give adjoint_options as well ({} for the defaults)."
-        )
     how = resolve(
         gradient or ("discrete" if method in RUNGE_KUTTA else "gq" if method == "scipy_solver" else "adjoint")
     )
-    given = {
-        "adjoint_rtol": differs_from(adjoint_rtol, rtol),
-        "adjoint_atol": differs_from(adjoint_atol, atol),
-        "adjoint_method": adjoint_method not in (None, method),
-        "adjoint_options": bool(adjoint_options),
-    }
-    if isinstance(how, ContinuousAdjoint):
-        how = with_settings(
-            how,
-            y0,
-            rtol=adjoint_rtol,
-            atol=adjoint_atol,
-            forward_method=method,
-            method=adjoint_method or method,
-            options=adjoint_options,
-        )
-    else:
-        say_unused(how, [name for name, differs in given.items() if differs])
+    forward = Settings(rtol, atol, method, options)
+    how = with_settings(how, y0, forward, Settings(adjoint_rtol, adjoint_atol, adjoint_method, adjoint_options))
     say_uncalled_backwards(func)
     params = None if adjoint_params is None else Only(adjoint_params)
     return _solve(

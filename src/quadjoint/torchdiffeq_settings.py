@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -101,20 +101,38 @@ def say_uncalled_backwards(func: Callable[..., Any]) -> None:
         warn_once(f"callbacks backwards {names}", message)
 
 
-def with_settings(
-    how: ContinuousAdjoint,
-    y0: State,
-    *,
-    rtol: Any,
-    atol: Any,
-    forward_method: str,
-    method: str,
-    options: dict[str, Any] | None,
-) -> ContinuousAdjoint:
-    """A gradient that solves backwards, with the settings that it leaves open taken from the ``adjoint_`` arguments."""
-    options = dict(options or {})
+class Settings(NamedTuple):
+    """Of a forward or a backward solve; None for what was not given."""
+
+    rtol: Any
+    atol: Any
+    method: str | None
+    options: dict[str, Any] | None
+
+
+def with_settings(how: Gradient, y0: State, forward: Settings, backward: Settings) -> Gradient:
+    """The gradient with the ``adjoint_`` settings of its backward solve; one that has none says that they are unused.
+
+    What the gradient itself sets is left as it is.
+    """
+    other_method = backward.method not in (None, forward.method)
+    if other_method and forward.options is not None and backward.options is None:
+        raise ValueError(
+            f"adjoint_method = {backward.method!r} differs from method = {forward.method!r}, so adjoint_options cannot "
+            "be taken from options; give adjoint_options as well ({} for the defaults)."
+        )
+    if not isinstance(how, ContinuousAdjoint):
+        given = {
+            "adjoint_rtol": _differs(backward.rtol, forward.rtol),
+            "adjoint_atol": _differs(backward.atol, forward.atol),
+            "adjoint_method": other_method,
+            "adjoint_options": bool(backward.options),
+        }
+        _say_unused(how, [name for name, differs in given.items() if differs])
+        return how
+    options = dict(backward.options or {})
     norm = options.pop("norm", None)
-    options = _known_options(method, options)
+    options = _known_options(backward.method or forward.method or "dopri5", options)
     if norm == "seminorm":
         if isinstance(how.integral, InState):
             how = replace(how, integral=InState(seminorm=True), name="seminorm")
@@ -122,13 +140,12 @@ def with_settings(
         if isinstance(how.integral, InState):
             options["norm"] = _adjoint_norm(norm, Layout.of(y0))
         else:
-            say_unused(how, ["adjoint_options['norm']"])
-    other_method = None if method == forward_method else method
+            _say_unused(how, ["adjoint_options['norm']"])
     return replace(
         how,
-        rtol=_smallest(rtol) if how.rtol is None else how.rtol,
-        atol=_smallest(atol) if how.atol is None else how.atol,
-        method=other_method if how.method is None else how.method,
+        rtol=_smallest(backward.rtol) if how.rtol is None else how.rtol,
+        atol=_smallest(backward.atol) if how.atol is None else how.atol,
+        method=(backward.method if other_method else None) if how.method is None else how.method,
         options=options or None if how.options is None else how.options,
     )
 
@@ -144,7 +161,7 @@ def _adjoint_norm(norm: Callable[..., Any], layout: Layout) -> Callable[..., Any
     return wrapped
 
 
-def say_unused(how: Gradient, names: list[str]) -> None:
+def _say_unused(how: Gradient, names: list[str]) -> None:
     if names:
         warn_once(
             f"odeint_adjoint {how.name} {names}",
@@ -158,7 +175,7 @@ def tolerance_of(value: Any, y0: Any) -> Any:
     return torch.as_tensor(value) if isinstance(value, list | tuple) and isinstance(y0, Tensor) else value
 
 
-def differs_from(value: Any, other: Any) -> bool:
+def _differs(value: Any, other: Any) -> bool:
     """Whether a setting of the backward solve was given and is not that of the forward solve."""
     numbers = isinstance(value, int | float) and isinstance(other, int | float)
     return value is not None and value is not other and not (numbers and value == other)

@@ -38,7 +38,7 @@ class Sizes:
     rows: int  # samples that one product of f has
     features: int  # numbers in the state of a sample
     state_bytes: int
-    parameters: int
+    parameter_count: int
     parameter_bytes: int
     activation_bytes: int  # kept by autograd for one evaluation
     evaluations: int = TYPICAL_EVALUATIONS  # in the forward solve
@@ -58,7 +58,7 @@ class Estimate:
 def predict(s: Sizes, activations: float = 0) -> dict[str, Estimate]:
     """Time and memory of "direct" and of the modes of "discrete", which may keep so many bytes of ``activations``."""
     e = s.evaluations
-    wide = 2.0 * s.parameters * s.rows / FLOPS
+    wide = 2.0 * s.parameter_count * s.rows / FLOPS
     thin = wide + s.parameter_bytes / READ_BYTES
     element = s.activation_bytes / ELEMENT_BYTES
     gradient = _traffic(s.parameter_bytes)
@@ -83,7 +83,7 @@ def predict_collocation(s: Sizes, *, steps: int, nodes: int, together: int) -> d
     Of every node: an evaluation, the products of the solution (one for each number of a sample, or a few), and one
     more in the state and the parameters. If they are solved densely, the nodes of ``together`` steps are stacked.
     """
-    wide, read = 2.0 * s.parameters * s.rows / FLOPS, s.parameter_bytes / READ_BYTES
+    wide, read = 2.0 * s.parameter_count * s.rows / FLOPS, s.parameter_bytes / READ_BYTES
     element = s.activation_bytes / ELEMENT_BYTES
     forward = s.evaluations * (FORWARD + wide + read + element)
     kept = steps * (nodes + 2) * s.state_bytes

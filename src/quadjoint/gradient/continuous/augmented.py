@@ -13,7 +13,6 @@ from torch import Tensor
 
 from quadjoint.autograd.recorded import Recording
 from quadjoint.solver.methods.jacobian import (
-    Factors,
     Jacobian,
     JacobianSource,
     ProductJacobian,
@@ -22,7 +21,7 @@ from quadjoint.solver.methods.jacobian import (
     linearize,
     row_products,
 )
-from quadjoint.solver.methods.stages import StageMatrix
+from quadjoint.solver.methods.stages import Factors, StageMatrix
 from quadjoint.solver.protocols import Time, VectorField
 
 

@@ -6,6 +6,7 @@ itself, block by block; the linear equations of a block are those of the forward
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -47,7 +48,8 @@ class ImplicitSweep:
 
     def run(self, memory: StepRecorder) -> Tensor:
         """dL/dy at the start, without the observations there."""
-        proof, pending = Proof(self.task), []
+        proof = Proof(self.task)
+        pending: list[StepRecord] = []
         for record, _ in memory.backwards(partial(replay, self.task), proof):
             if self.transposer.needs_extension(record):
                 record = replace(record, stages=self.transposer.total)
@@ -128,13 +130,14 @@ class ImplicitSweep:
         self.carried = samples.state_of(carried).reshape(-1) if first else None
         return True
 
-    def _joint(self, out: Tensor, ys: Tensor, lam: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+    def _joint(self, out: Tensor, ys: Tensor, lam: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:
         """mu, and the parameters' gradient."""
         targets = self.products.targets
         if not out.requires_grad:
             return torch.zeros_like(ys), [None] * len(targets)
         self.task.stats.vjp_state += len(ys)
         self.task.stats.vjp_params += bool(targets)
+        found: Sequence[Tensor | None]
         mu, *found = torch.autograd.grad(out, (ys, *targets), lam, retain_graph=True, allow_unused=True)
         return torch.zeros_like(ys) if mu is None else mu, found
 

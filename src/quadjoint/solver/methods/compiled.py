@@ -62,7 +62,7 @@ class CompiledRungeKutta(RungeKutta):
     ) -> None:
         super().__init__(eager.tableau, None if eager.smooth is eager else eager.smooth)
         self._eager, self.run, self.inputs, self.dynamics = eager, run, inputs, dynamics
-        self.broken = self.traced = False
+        self.broken, self.calls = False, 0
 
     @property
     def twice(self) -> RungeKutta:
@@ -124,13 +124,13 @@ class CompiledRungeKutta(RungeKutta):
     def call(self, t0: float, t1: float, y: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Run the graph: end of the step, stacked stages, error in units of the tolerance."""
         times = torch.tensor([t0, t1, t1 - t0], dtype=self.dynamics.time_dtype, device=y.device)
-        if not self.traced:
-            # The tracer gives warnings about itself, which must not become errors.
+        self.calls += 1
+        if self.calls <= 2:
+            # These may be traced: the first, and the second, whose state is the result of another operation. The
+            # tracer gives warnings about itself, which must not become errors.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                out = self.run(times, y, k, *self.inputs)
-            self.traced = True
-            return out
+                return self.run(times, y, k, *self.inputs)
         return self.run(times, y, k, *self.inputs)
 
 

@@ -229,7 +229,7 @@ class JacobianSource:
         """The Jacobian at another point of the same solve."""
         own = getattr(f, "own_jacobian", None)
         if own is not None:
-            return own(t, y, nudge)  # type: ignore[no-any-return]
+            return own(t, y, nudge)
         if self.given is not None:
             return self._given(f, t, y)[1]
         recording = linearize(f, t, y, nudge)

@@ -63,7 +63,7 @@ class Yardstick:
         self.size = samples.rows_of(y)[:, None].abs()  # (rows, 1, d)
         # Where the iteration does not get any further, so much is accepted as rounding.
         self.limit = eps**-0.5 if self.tight else max(1.0, 0.03 / settings.kappa)
-        if not self.tight:
+        if settings.rtol is not None and settings.atol is not None:
             unit = samples.spread(y.abs() * settings.rtol + settings.atol) * settings.kappa
             self.unit = unit.add_(self.size, alpha=self.rounding)
 

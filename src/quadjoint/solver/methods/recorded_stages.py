@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -119,9 +120,7 @@ class StageSystem:
 
     def _jacobians(self) -> tuple[list[Tensor], bool]:
         """Of every stage, and whether rows are independent, up to rounding."""
-        found = [
-            row_jacobians(lambda a, i=i: self.products(i, a), self.samples, self.ys[i]) for i in range(self.matrix.q)
-        ]
+        found = [row_jacobians(partial(self.products, i), self.samples, self.ys[i]) for i in range(self.matrix.q)]
         coupling = torch.stack([x for _, x in found]).amax()
         eps = torch.finfo(coupling.dtype).eps
         return [x for x, _ in found], self.samples.rows == 1 or bool(coupling <= 1e3 * eps * self.samples.d)

@@ -76,10 +76,21 @@ OPTIONS = {
     "linear_solver": ('"auto"', 'linear systems of a step: `"batched"`, `"dense"` or `"krylov"`, by size'),
     "solver": ('"LSODA"', "which of SciPy’s solvers; other options are SciPy’s own"),
     "event_tol": ("1e-9", "accuracy of an event’s time, relative to the step in which it lies"),
+    "horizon": ("none", "time at which a solve with shared steps ends if no event comes"),
+    "event_direction": ('"both"', 'of a change of sign that is an event: `"up"`, `"down"`, `"both"`'),
+    "on_failure": ('"error"', 'of a sample: `"error"`, `"nan"` (go on without it), `"stop"` (keep what it reached)'),
+}
+# Options that are not of the steps of a method.
+ELSEWHERE = {
+    "solver": "`scipy_solver`",
+    "event_tol": "events",
+    "horizon": "events, shared steps",
+    "event_direction": "events, `independent=True`",
+    "on_failure": "`independent=True`",
 }
 STATS = {
     "forward_evaluations": "evaluations of f in the forward solve, also for rejected steps and for the first step size",
-    "accepted_steps": "steps that became part of the solution",
+    "accepted_steps": "steps that became part of the solution; with `independent=True` of each sample",
     "rejected_steps": "steps that were tried again, shorter, because of their error",
     "backward_evaluations": "evaluations of f in the backward pass; none where activations were kept",
     "vjp_state": "products with the transposed Jacobian of f in the state, n for n stacked points; not those that "
@@ -126,15 +137,15 @@ def options_table() -> str:
     rows = []
     for option in [*OPTIONS, *sorted(set().union(*known.values()) - OPTIONS.keys())]:
         having = [name for name, options in known.items() if option in options]
-        if having or option in ("solver", "event_tol"):
+        if having or option in ELSEWHERE:
             rows.append((f"`{option}`", _who(option, having, known), *OPTIONS[option]))
     return _table(("option", "of", "default", "meaning"), rows)
 
 
 def _who(option: str, having: list[str], known: dict[str, set[str]]) -> str:
     """Which methods have an option, in as few words as say it: kinds of methods, then names."""
-    if option in ("solver", "event_tol"):
-        return "`scipy_solver`" if option == "solver" else "events"
+    if option in ELSEWHERE:
+        return ELSEWHERE[option]
     adaptive = {name for name in known if "first_step" in known[name]}
     implicit = {name for name in known if name in qj.TABLEAUS and np.triu(qj.TABLEAUS[name].a).any()}
     kinds = {

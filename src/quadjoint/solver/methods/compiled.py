@@ -137,6 +137,12 @@ class CompiledRungeKutta(RungeKutta):
 def with_compiled_steps(spec: Spec) -> Spec:
     """The same solve with compiled steps, if it takes Runge-Kutta steps."""
     stepper, f, settings = spec.solver.stepper, spec.f, spec.solver.settings
+    if spec.samples is not None:
+        warn_once(
+            "compile independent",
+            "compile=True has no effect with independent=True; it compiles steps that the whole batch shares.",
+        )
+        return spec
     if type(stepper) is not RungeKutta:
         warn_once(
             f"compile method {spec.solver.name}",

@@ -19,7 +19,6 @@ from quadjoint.solver.methods.sums import Weights, combine, nonzero, stage_time,
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Clock, Nudge, Time, VectorField
 
-
 INSIDE = 0.4  # fraction of a step at which its polynomial is held against the differential equation
 
 

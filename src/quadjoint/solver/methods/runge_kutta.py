@@ -29,16 +29,19 @@ def take_stages(
     dt: Time,
     length: Time,
     nudge: Nudge = (0, 0),
+    times: Sequence[Time] | None = None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """The stages of a step whose first one is ``k``, their inputs, and the end of the step.
 
-    ``length`` is that of the step in time; ``dt`` is the same, shaped to broadcast against states.
+    ``length`` is that of the step in time; ``dt`` is the same, shaped to broadcast against states. ``times`` are those
+    of the stages, if they are known already.
     """
     ks, inputs = [k], [y]
     for i in range(1, method.stages):
         c = method.nodes[i]
         inputs.append(combine(y, ks, method.rows[i], dt))
-        ks.append(f(stage_time(c, ends, length), inputs[i], stage_nudge(c, nudge)))
+        t = stage_time(c, ends, length) if times is None else times[i]
+        ks.append(f(t, inputs[i], stage_nudge(c, nudge)))
     return ks, inputs, inputs[-1] if method.fsal else combine(y, ks, method.weights, dt)
 
 
@@ -56,6 +59,7 @@ class RungeKuttaStep:
         "ks",
         "method",
         "nudge",
+        "onward",
         "t0",
         "t1",
         "y0",
@@ -86,6 +90,7 @@ class RungeKuttaStep:
         self.dt, self.nudge, self.clock = dt, nudge, clock
         self.first_shared = first_shared  # k_0 is the last stage of the step before
         self.following: Tensor | None = None  # f(t1, y1), if another than the step itself evaluated it
+        self.onward: Tensor | None = None  # the first stage of the next step, if samples at rest have another one
         self.grad = torch.is_grad_enabled()
 
     @property
@@ -93,7 +98,13 @@ class RungeKuttaStep:
         if self.method.error_weights is None:
             return None
         with torch.no_grad():
-            return weighted(self.ks, self.method.error_weights, self.t1 - self.t0)
+            out = weighted(self.ks, self.method.error_weights, self.t1 - self.t0)
+            return out if self.lengths is None else out.mul_(self.lengths)
+
+    @property
+    def lengths(self) -> Tensor | None:
+        """The length of every sample's own step, shaped to broadcast; such a step has t1 = t0 + 1."""
+        return self.dt if isinstance(self.dt, Tensor) and self.dt.ndim else None
 
     @property
     def next_index(self) -> int | None:
@@ -106,6 +117,8 @@ class RungeKuttaStep:
     @property
     def carry(self) -> Any:
         """The first stage of the next step, if it is known already."""
+        if self.onward is not None:
+            return self.onward
         if self.nudge[1]:
             return None
         return self.following if self.next_index is None else self.ks[self.next_index]
@@ -146,7 +159,7 @@ class RungeKuttaStep:
                     y = combine(self.y0, self.ks, self.method.rows[i], self.dt)
                 c = self.method.nodes[i]
                 self.inputs.append(y)
-                self.ks.append(self.f(stage_time(c, ends, self.dt), y, stage_nudge(c, self.nudge)))
+                self.ks.append(self.f(stage_time(c, ends, ends[1] - ends[0]), y, stage_nudge(c, self.nudge)))
 
     def theta(self, times: Sequence[float] | np.ndarray) -> np.ndarray:
         return (np.asarray(times, dtype=np.float64) - self.t0) / (self.t1 - self.t0)
@@ -162,9 +175,10 @@ class RungeKuttaStep:
         table = self.method.tableau.dense
         dense = torch.as_tensor(table.T * (self.t1 - self.t0), dtype=self.y0.dtype, device=self.y0.device)
         slope = self.exact_start and table[0, 0] == 1.0 and not table[1:, 0].any()
-        return Polynomial(
-            self, dense @ self.stacked().reshape(len(self.ks), self.y0.numel()), slope=slope, nudge=self.nudge
-        )
+        coefficients = dense @ self.stacked().reshape(len(self.ks), self.y0.numel())
+        if self.lengths is not None:
+            coefficients = (coefficients.view(-1, *self.y0.shape) * self.lengths).reshape(coefficients.shape)
+        return Polynomial(self, coefficients, slope=slope, nudge=self.nudge)
 
     def evaluate(self, times: Sequence[float]) -> Tensor:
         out = self.blend(self.dense_weights(times))
@@ -187,14 +201,42 @@ class RungeKuttaStep:
     def blend(self, weights: Tensor) -> Tensor:
         """y0 + weights @ stages for a matrix of weights, shape (m, stages)."""
         k = self.stacked().reshape(len(self.ks), self.y0.numel())
-        return (weights @ k).reshape(len(weights), *self.y0.shape) + self.y0
+        out = (weights @ k).reshape(len(weights), *self.y0.shape)
+        return (out if self.lengths is None else out * self.lengths) + self.y0
 
     def scatter(self, rows: Tensor, times: np.ndarray) -> Tensor:
         """The state of sample ``rows[m]`` at ``times[m]``: one row of the batch each, shape (m, *sample)."""
-        w = self.dense_weights(times)
+        return self._scatter(rows, self.dense_weights(times))
+
+    def scatter_at(self, rows: Tensor, theta: Tensor) -> Tensor:
+        """As ``scatter``, at fractions ``theta`` of the samples' own steps."""
+        return self._scatter(rows, self._weights(theta))
+
+    def spread(self, theta: Tensor) -> Tensor:
+        """The states of all samples at fractions ``theta`` of their own steps, shape (m, *state)."""
+        return self.blend(self._weights(theta))
+
+    def _scatter(self, rows: Tensor, w: Tensor) -> Tensor:
         k = self.stacked()[:, rows].reshape(len(self.ks), len(rows), -1)  # (stages, m, features)
         out = torch.einsum("ms,smd->md", w, k).reshape(len(rows), *self.y0.shape[1:])
-        return out + self.y0[rows]
+        return (out if self.lengths is None else out * self.lengths[rows]) + self.y0[rows]
+
+    def _weights(self, theta: Tensor) -> Tensor:
+        """As ``dense_weights`` at fractions of the samples' own steps, in units of their lengths."""
+        self.complete()
+        dense = torch.tensor(self.method.tableau.dense, dtype=theta.dtype, device=theta.device)
+        return (theta[:, None].expand(-1, dense.shape[1]).cumprod(1) @ dense.T).to(self.y0.dtype)
+
+    def at_rest(self, moving: Tensor) -> RungeKuttaStep:
+        """The step with the samples that are not ``moving`` left where they were, in a step of length zero."""
+        assert self.clock is not None and self.lengths is not None
+        t0, t1 = self.clock
+        out = copy.copy(self)
+        out.y1, out.dt = torch.where(moving, self.y1, self.y0), torch.where(moving, self.lengths, 0.0)
+        out.clock = (t0, torch.where(moving, t1, t0))
+        if self.method.fsal:
+            out.onward = torch.where(moving, self.ks[self.method.stages - 1], self.ks[0])
+        return out
 
 
 class RungeKutta(Stepper):
@@ -220,6 +262,7 @@ class RungeKutta(Stepper):
         self.fsal = tableau.fsal
         self.stages = s
         self.evaluations = s - 1 if self.fsal else s
+        self._constants: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     @property
     def name(self) -> str:
@@ -248,10 +291,13 @@ class RungeKutta(Stepper):
         nudge: Nudge = (0, 0),
         clock: Clock | None = None,
     ) -> RungeKuttaStep:
-        ends = clock or (t0, t1)
-        dt = ends[1] - ends[0]
-        k = f(ends[0], y, nudge[0]) if carry is None else carry
-        ks, inputs, y1 = take_stages(self, f, ends, y, k, dt=dt, length=dt, nudge=nudge)
+        ends: tuple[Time, Time] = clock or (t0, t1)
+        dt = length = ends[1] - ends[0]
+        times = None
+        if isinstance(length, Tensor) and length.ndim:
+            dt, times = self._own_times(*ends, y)
+        k = f(ends[0] if times is None else times[0], y, nudge[0]) if carry is None else carry
+        ks, inputs, y1 = take_stages(self, f, ends, y, k, dt=dt, length=length, nudge=nudge, times=times)
         return RungeKuttaStep(
             self,
             f,
@@ -266,3 +312,21 @@ class RungeKutta(Stepper):
             clock=clock,
             first_shared=carry is not None,
         )
+
+    def _own_times(self, start: Any, end: Any, y: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        """The lengths of the samples' own steps in the precision of the state, and the times of their stages.
+
+        Times are added up in their own precision, and rounded for f last.
+        """
+        length, real = end - start, y.dtype.to_real()
+        times = (start + self._nodes_like(length) * length).to(real).unbind()
+        if end.dtype != real:
+            return length.to(real), times
+        return length, [end if c == 1.0 else times[i] for i, c in enumerate(self.nodes[: self.stages])]
+
+    def _nodes_like(self, t: Tensor) -> Tensor:
+        """The nodes of the stages, shaped to be multiplied by times of samples."""
+        key = (t.dtype, t.device)
+        if key not in self._constants:
+            self._constants[key] = torch.tensor(self.nodes[: self.stages], dtype=t.dtype, device=t.device)
+        return self._constants[key].view(-1, *(1,) * t.ndim)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stiff_problems import PROBLEMS, robertson
 from torch import Tensor
 
 import quadjoint as qj
+from stiff_problems import PROBLEMS, robertson
 
 IMPLICIT = {name: tableau for name, tableau in qj.TABLEAUS.items() if not tableau.explicit}
 ADAPTIVE = [name for name, tableau in IMPLICIT.items() if tableau.b_error is not None]
@@ -139,9 +139,9 @@ def test_stiff_problems_are_solved_to_about_the_tolerance(name: str, problem: st
     p = PROBLEMS[problem]
     t = torch.tensor([0.0, p.end], dtype=torch.float64)
     with torch.no_grad():
-        y = qj.odeint(
-            p.f, torch.tensor([p.y0], dtype=torch.float64), t, method=name, rtol=rtol, atol=rtol * p.atol
-        )[-1, 0]
+        y = qj.odeint(p.f, torch.tensor([p.y0], dtype=torch.float64), t, method=name, rtol=rtol, atol=rtol * p.atol)[
+            -1, 0
+        ]
     reference = torch.tensor(p.reference, dtype=torch.float64)
     error = (y - reference).abs() / (rtol * (reference.abs() + p.atol))
     assert float(error.max()) < {"orego": 40.0, "van_der_pol": 15.0}.get(problem, 15.0)
@@ -184,7 +184,9 @@ def test_float32_and_complex_and_tuples(name: str) -> None:
     # y = a + ib: a' = -0.1 a - 1.7 b, b' = 1.7 a - 0.3 b
     flow = torch.linalg.matrix_exp(torch.tensor([[-0.1, -1.7], [1.7, -0.3]]).double() * t.double().reshape(-1, 1, 1))
     assert torch.allclose(torch.view_as_real(spiral)[:, 0], flow[:, :, 0], atol=1e-4)
-    assert torch.allclose(x[:, 0], torch.cos(2 * t), atol=5e-3) and torch.allclose(v[:, 0], -2 * torch.sin(2 * t), atol=1e-2)
+    assert torch.allclose(x[:, 0], torch.cos(2 * t), atol=5e-3) and torch.allclose(
+        v[:, 0], -2 * torch.sin(2 * t), atol=1e-2
+    )
 
 
 @pytest.mark.parametrize("name", ["kvaerno5", "radauIIA5", "kvaerno3", "trbdf2"])
@@ -199,7 +201,11 @@ def test_times_of_each_sample_events_and_jumps(name: str) -> None:
         )
         options = {"jump_t": [0.3]}
         jump = qj.odeint(
-            lambda t, y: torch.where(t > 0.3, -y, y), ones, torch.tensor([0.0, 1.0]).double(), options=options, **settings
+            lambda t, y: torch.where(t > 0.3, -y, y),
+            ones,
+            torch.tensor([0.0, 1.0]).double(),
+            options=options,
+            **settings,
         )
     assert torch.allclose(ys[..., 0], torch.exp(-torch.sin(own.T)), atol=2e-6)
     assert float(time) == pytest.approx(-np.log(0.3), abs=1e-6)

@@ -4,9 +4,9 @@
     python benchmarks/stiff.py --only robertson --batches 1 4   # a part of it
     python benchmarks/stiff.py --json FILE                      # the records as well
 
-Robertson's reaction and Van der Pol's oscillator with rates of their own in every sample, and a network of width 32 with
-decays from 1 to 1e4; rtol = 1e-6, atol = 1e-9, float64. Errors are those of the first samples against solves at 1e-12.
-SciPy's Radau solves the first samples one by one, with their Jacobians, and has no gradients. Evaluations of f,
+Robertson's reaction and Van der Pol's oscillator, with rates of their own in every sample, and a network of width 32
+with decays from 1 to 1e4; rtol = 1e-6, atol = 1e-9, float64. Errors are those of the first samples against solves at
+1e-12. SciPy's Radau solves the first samples one by one, with their Jacobians, and has no gradients. Evaluations of f,
 Jacobians and factorisations are counted apart from the timing.
 """
 
@@ -186,7 +186,7 @@ def measure_scipy(problem: StiffProblem, batch: int, samples: int) -> Record:
 
 
 def reference(problem: StiffProblem, batch: int, samples: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """States and gradients at 1e-12: of the first samples one by one, if they have parameters of their own, else all."""
+    """States and gradients at 1e-12: of the first samples, one by one, if parameters are their own, else of all."""
     y0, p = draw(problem.name, batch)
     settings = {"method": "radauIIA5", "rtol": EXACT, "atol": EXACT * 1e-3, "options": {"max_num_steps": 10**7}}
     ys, gradients = [], []

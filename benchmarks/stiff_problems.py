@@ -1,7 +1,7 @@
 """Stiff problems in batches, written once for torch, jax and numpy.
 
-``f(xp, y, p)`` takes the module whose arrays y and p are; states have the components in their last dimension. The loss is
-the sum of the states at the end, weighted, so that the gradient of every sample is its own.
+``f(xp, y, p)`` takes the module whose arrays y and p are; states have the components in their last dimension. The loss
+is the sum of the states at the end, weighted, so that the gradient of every sample is its own.
 """
 
 from __future__ import annotations

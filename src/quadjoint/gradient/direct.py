@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from quadjoint.autograd.aliases import Aliases
-from quadjoint.gradient.base import Arranger, Gradient, Gradients, Outcome, Part, Task, differentiate, touch
+from quadjoint.gradient.base import (
+    Arranger,
+    Gradient,
+    Gradients,
+    Outcome,
+    Part,
+    Task,
+    differentiate,
+    refuse_implicit_samples,
+    touch,
+)
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.discrete.discrete_adjoint import DiscreteAdjoint
 from quadjoint.gradient.first import First, StartedDynamics
@@ -42,6 +52,7 @@ class Direct(Gradient):
     exact_clock = True
 
     def check(self, spec: Spec) -> None:
+        refuse_implicit_samples(spec, self.name)
         if not spec.solver.stepper.recordable:
             raise ValueError(
                 f"gradient='direct' cannot record the steps of method {spec.solver.name!r}; use gradient='gq' or "

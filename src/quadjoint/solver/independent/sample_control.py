@@ -89,7 +89,11 @@ class SampleControl:
         """Which samples are accepted; the next step sizes of all."""
         dt, ratio = t1 - self.t, self._ratio(step)
         accepted = (ratio <= 1.0) | (dt <= self.settings.min_step)  # also steps of length zero
-        self.h = dt * self._factor(ratio, accepted, dt)
+        factor = self._factor(ratio, accepted, dt)
+        lost = getattr(step, "lost", None)  # samples whose implicit stages were not found
+        if lost is not None:
+            accepted, factor = accepted & ~lost, torch.where(lost, max(0.5, self.settings.dfactor), factor)
+        self.h = dt * factor
         if self.remembers:
             self._remember(ratio, accepted, dt)
         stuck = torch.add(self.t, self.h, alpha=0.1) == self.t

@@ -13,6 +13,7 @@ from torch import Tensor
 from quadjoint.solver.methods.newton import NewtonSettings
 from quadjoint.solver.methods.recorded_stages import StageSystem, correct
 from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep
+from quadjoint.solver.methods.sample_stages import SampleSolved, SampleStageSolver, remaining
 from quadjoint.solver.methods.stage_solve import Block, Memory, Solved, StageSolver, blocks_of, slopes_of
 from quadjoint.solver.methods.stages import StageMatrix
 from quadjoint.solver.methods.sums import combine
@@ -21,9 +22,12 @@ from quadjoint.solver.protocols import Clock, Nudge, Time, VectorField
 
 
 class ImplicitStep(RungeKuttaStep):
-    """A step whose stages solve equations; ``failed`` if no solution was found."""
+    """A step whose stages solve equations; ``failed`` if no solution was found.
 
-    __slots__ = ("exact_start", "failed", "iterations", "memory", "next_memory", "ratio")
+    In steps of the samples' own, ``lost`` are those samples for which none was found.
+    """
+
+    __slots__ = ("exact_start", "failed", "iterations", "lost", "memory", "next_memory", "ratio")
     method: ImplicitRungeKutta
 
     def __init__(
@@ -33,9 +37,11 @@ class ImplicitStep(RungeKuttaStep):
         next_memory: Memory | None,
         iterations: int,
         failed: bool,
+        lost: Tensor | None = None,
         **named: Any,
     ) -> None:
         super().__init__(*args, **named)
+        self.lost = lost
         self.memory: Memory | None = memory
         self.next_memory, self.iterations, self.failed = next_memory, iterations, failed
         self.exact_start = memory.exact and self.method.starts_explicit
@@ -45,7 +51,17 @@ class ImplicitStep(RungeKuttaStep):
     def carry(self) -> Memory | None:
         if self.nudge[1] or self.next_memory is None:
             return None
-        return replace(self.next_memory, slope=self.ks[self.method.tableau.stages - 1])
+        slope = self.ks[self.method.tableau.stages - 1] if self.onward is None else self.onward
+        return replace(self.next_memory, slope=slope)
+
+    def at_rest(self, moving: Tensor) -> ImplicitStep:
+        assert self.memory is not None and self.next_memory is not None
+        out = super().at_rest(moving)
+        assert isinstance(out, ImplicitStep)
+        slope = self.ks[self.method.tableau.stages - 1]
+        out.next_memory = remaining(self.next_memory, self.memory, slope, moving)
+        out.onward = out.next_memory.slope
+        return out
 
     @property
     def retry(self) -> Memory | None:
@@ -121,11 +137,13 @@ class ImplicitRungeKutta(RungeKutta):
         slope = memory.slope
         with torch.no_grad():
             begin, stop = (x.detach() if isinstance(x, Tensor) else x for x in (start, end))
-            solver = StageSolver(self.tableau, self.blocks, self.newton, f, y.detach(), begin, stop, nudge)
+            kind = SampleStageSolver if isinstance(begin, Tensor) and begin.ndim else StageSolver
+            solver = kind(self.tableau, self.blocks, self.newton, f, y.detach(), begin, stop, nudge)
             solved = solver.solve(replace(memory, slope=None if slope is None else slope.detach()))
         failed = solved.failure is not None
-        dt: Time = end - start
-        if torch.is_grad_enabled() and not failed:
+        own = isinstance(solved, SampleSolved)  # steps of the samples' own, which autograd does not record
+        dt: Time = solver.dt if own else end - start
+        if torch.is_grad_enabled() and not failed and not own:
             self._record(solver, solved, y, slope, start=start, end=end)
         y1 = y if failed else solved.inputs[-1] if self.tableau.stiffly_accurate else None
         return ImplicitStep(
@@ -145,6 +163,7 @@ class ImplicitRungeKutta(RungeKutta):
             next_memory=None if failed else solver.handed_on(solved),
             iterations=solved.iterations,
             failed=failed,
+            lost=solved.lost if isinstance(solved, SampleSolved) else None,
         )
 
     def _record(

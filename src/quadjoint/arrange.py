@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quadjoint.autograd import private
 from quadjoint.errors import warn_once
+from quadjoint.solver.clocks import on_the_host
 from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.independent.sample_observer import StepObserver
 from quadjoint.solver.independent.samples import Samples
@@ -157,7 +158,7 @@ def _own_times(
     _check_samples(y, t, layout, event_fn)
     t = fill_padding(t)
     clock, options = common_clock(method, options, t, y)
-    s, end = clock.inverse(t.detach().to("cpu", torch.float64).numpy()), clock.end
+    s, end = clock.inverse(on_the_host(t)), clock.end
     solver_t = torch.tensor([0.0, end], dtype=torch.float64)
     return _Clock(t, Dynamics(f, y, layout, clock), lambda: SampleObserver(s, end), solver_t, options)
 
@@ -176,7 +177,7 @@ def _own_steps(
     t = t.expand(len(y), -1) if t.ndim == 1 else t
     _check_samples(y, t, layout, None, columns=1)
     options, own = take_options(method, options, events=events)
-    values, t = t.detach().to("cpu", torch.float64).numpy(), fill_padding(t)
+    values, t = on_the_host(t), fill_padding(t)
     samples = make_samples(t, values, y, **own)
     dynamics = Dynamics(f, y, layout, per_sample=True)
     return _Clock(t, dynamics, lambda: StepObserver(samples), _UNIT, options, samples)

@@ -8,10 +8,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quadjoint.autograd import private
+
 
 def wide(device: torch.device) -> torch.dtype:
     """The dtype in which times are added up: float64, if the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def on_the_host(t: Tensor, name: str = "t") -> np.ndarray:
+    """Times as an array in float64."""
+    numbers = t.detach().to("cpu", torch.float64)
+    if not private.inside_transform():
+        return numbers.numpy()
+    try:
+        return np.array(numbers.tolist())  # tensors of a transform have no memory of their own
+    except RuntimeError as error:
+        raise ValueError(
+            f"{name} cannot be mapped over by torch.func.vmap. Instead, give {name} of shape (B, K), with times for "
+            "each of the B samples in y0."
+        ) from error
 
 
 class LinearMap:
@@ -34,12 +50,12 @@ class LinearMap:
 
     def times(self, s: np.ndarray) -> np.ndarray:
         """The times of each sample at its row of s, shape (B, n)."""
-        first, last = self.ends.numpy().T[:, :, None]
+        first, last = on_the_host(self.ends).T[:, :, None]
         return first + s * (last - first)
 
     def inverse(self, t: np.ndarray) -> np.ndarray:
         """Where each sample's times lie between its first and its last, shape (B, n)."""
-        first, last = self.ends.numpy().T[:, :, None]
+        first, last = on_the_host(self.ends).T[:, :, None]
         length = last - first
         return np.clip((t - first) / np.where(length == 0, 1.0, length), 0.0, 1.0)
 
@@ -73,7 +89,7 @@ class PiecewiseMap:
 
     def times(self, s: np.ndarray) -> np.ndarray:
         """The times of each sample at its row of s, shape (B, n)."""
-        table = self.table.numpy()
+        table = on_the_host(self.table)
         k = np.clip(np.floor(s), 0, table.shape[1] - 2).astype(np.int64)
         first, last = (np.take_along_axis(table, i, axis=1) for i in (k, k + 1))
         return first + (s - k) * (last - first)
@@ -81,7 +97,7 @@ class PiecewiseMap:
     def inverse(self, t: np.ndarray) -> np.ndarray:
         """Where on the common clock each sample reaches its times, shape (B, n)."""
         out = np.empty_like(t)
-        for row, times, s in zip(self.table.numpy(), t, out, strict=True):
+        for row, times, s in zip(on_the_host(self.table), t, out, strict=True):
             sign = 1.0 if row[-1] >= row[0] else -1.0
             distinct, first = np.unique(sign * row, return_index=True)
             s[:] = np.interp(sign * times, distinct, first.astype(np.float64))

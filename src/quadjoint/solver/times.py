@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.autograd import private
-from quadjoint.solver.clocks import Clocks, LinearMap, PiecewiseMap
+from quadjoint.solver.clocks import Clocks, LinearMap, PiecewiseMap, on_the_host
 from quadjoint.solver.methods.catalogue import runge_kutta_of
 from quadjoint.solver.spec import Method
 
@@ -23,7 +22,7 @@ def check_times(t: Tensor, name: str = "t") -> np.ndarray:
         raise TypeError(f"{name} must be floating point; got {t.dtype}. Use {name}.to(torch.float64).")
     if t.ndim not in (1, 2) or t.shape[-1] == 0:
         raise ValueError(f"{name} must have shape (K,) or, with times per sample, (B, K); got {tuple(t.shape)}.")
-    values = _on_the_host(t, name)
+    values = on_the_host(t, name)
     if _are_fine(values):
         return values
     if t.ndim == 1 and not np.isfinite(values).all():
@@ -51,19 +50,6 @@ def _are_fine(values: np.ndarray) -> bool:
     steps = values[..., 1:] - values[..., :-1]
     monotone = (steps > 0).all(-1) | (steps < 0).all(-1)
     return bool(np.all(monotone)) and bool(np.isfinite(values[..., 0] + values[..., -1]).all())
-
-
-def _on_the_host(t: Tensor, name: str) -> np.ndarray:
-    numbers = t.detach().to("cpu", torch.float64)
-    if not private.inside_transform():
-        return numbers.numpy()
-    try:
-        return np.array(numbers.tolist())  # tensors of a transform have no memory of their own
-    except RuntimeError as error:
-        raise ValueError(
-            f"{name} cannot be mapped over by torch.func.vmap. Instead, give {name} of shape (B, K), with times for "
-            "each of the B samples in y0."
-        ) from error
 
 
 def _short(values: np.ndarray) -> str:

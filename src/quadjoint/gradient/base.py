@@ -18,7 +18,6 @@ from quadjoint.gradient.first import First
 from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.integrate import Integration
 from quadjoint.solver.interpolation import DenseOutput
-from quadjoint.solver.methods.implicit import ImplicitRungeKutta
 from quadjoint.solver.protocols import Step, VectorField
 from quadjoint.solver.spec import Spec
 from quadjoint.solver.stats import Stats
@@ -280,16 +279,3 @@ class _Touch(torch.autograd.Function):
 def touch(ys: Tensor, params: Sequence[Tensor]) -> Tensor:
     """Let autograd see that ``ys`` may depend on ``params``, as it sees of every solve whose gradient is computed."""
     return _Touch.apply(ys, *params) if params and torch.is_grad_enabled() else ys
-
-
-def has_implicit_samples(spec: Spec) -> bool:
-    """Whether implicit steps differ between samples, which are neither recorded nor transposed, but collocated."""
-    return spec.samples is not None and isinstance(spec.solver.eager, ImplicitRungeKutta)
-
-
-def refuse_implicit_samples(spec: Spec, name: str) -> None:
-    if has_implicit_samples(spec):
-        raise ValueError(
-            f"gradient={name!r} does not know implicit steps of each sample's own; with independent=True and method "
-            f"{spec.solver.name!r} use gradient='gq' (or 'auto', which takes it)."
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quadjoint.autograd import private
-from quadjoint.gradient.base import Gradient, Task, has_implicit_samples
+from quadjoint.gradient.base import Gradient, Task
 from quadjoint.gradient.choose.cost import TYPICAL_EVALUATIONS, decide, predict
 from quadjoint.gradient.choose.measure import memory_bytes, sizes_of
 from quadjoint.gradient.collocation.gauss_legendre import GaussLegendre
@@ -59,8 +59,6 @@ class Auto(Gradient):
         if private.saved_tensors_are_watched():
             return Choice(DiscreteAdjoint(activations=0), "discrete: what autograd saves is watched (a checkpoint?)")
         limit = self.memory_limit if self.memory_limit is not None else int(memory_bytes(task.f.device) / 4)
-        if has_implicit_samples(task.spec):
-            return Choice(GaussLegendre(), "gq: implicit steps differ between samples")
         if isinstance(solver.eager, ImplicitRungeKutta):
             return Choice(DiscreteAdjoint(memory_limit=limit), "discrete: steps are implicit, and transposed at once")
         costs = predict(sizes_of(task, first.activation_bytes), limit // 2)

@@ -17,7 +17,7 @@ from typing import Any
 from quadjoint.autograd.aliases import Aliases
 from quadjoint.autograd.recorded import NOTHING, is_recorded_already
 from quadjoint.errors import nearest
-from quadjoint.gradient.base import Gradient, Gradients, Task, refuse_implicit_samples
+from quadjoint.gradient.base import Gradient, Gradients, Task
 from quadjoint.gradient.choose.cost import decide, predict
 from quadjoint.gradient.choose.measure import sizes_of
 from quadjoint.gradient.cotangents import Cotangents
@@ -79,7 +79,6 @@ class DiscreteAdjoint(Gradient):
             raise ValueError(f"activations are bytes, at least 0; got {self.activations}.")
 
     def check(self, spec: Spec) -> None:
-        refuse_implicit_samples(spec, self.name)
         if not spec.solver.stepper.transposable:
             others = "'gq' or 'adjoint'" if not spec.solver.stepper.recordable else "'direct', 'gq' or 'adjoint'"
             raise ValueError(

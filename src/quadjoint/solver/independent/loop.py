@@ -62,7 +62,7 @@ class _Counts:
 
     accepted: int
     ended: int
-    bad: int
+    bad: int  # not finite, or without stages
     stuck: int
     events: int
     inner: int
@@ -158,7 +158,8 @@ class SampleIntegrator:
 
     def _read(self, verdict: Verdict, t0: Tensor, t1: Tensor) -> _Counts:
         """The one look of the host at an attempt."""
-        rows = [verdict.accepted, verdict.ended, verdict.bad, verdict.stuck]
+        unusable = verdict.bad if verdict.lost is None else verdict.bad | verdict.lost
+        rows = [verdict.accepted, verdict.ended, unusable, verdict.stuck]
         if self.watch is not None:
             rows.append(self.watch.found)
         counts = torch.stack(rows).sum(1)

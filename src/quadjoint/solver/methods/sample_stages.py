@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.solver.methods.newton import NOISE, Yardstick, residual
-from quadjoint.solver.methods.stage_solve import Block, Memory, Solved, StageSolver, slopes_of
+from quadjoint.solver.methods.stage_solve import Block, Memory, Solved, StageSolver
 from quadjoint.solver.methods.stages import Factors, StageMatrix
 from quadjoint.solver.methods.sums import stage_time
 from quadjoint.solver.protocols import Time
@@ -41,6 +41,8 @@ class SampleSolved(Solved):
 @dataclass(frozen=True)
 class SampleStageSolver(StageSolver):
     """As `StageSolver`, for steps of each sample's own: ``start`` and ``end`` have a time for each."""
+
+    batch = True
 
     @property
     def dt(self) -> Time:
@@ -95,8 +97,8 @@ class SampleStageSolver(StageSolver):
         solved.rate = found.contraction if solved.rate is None else torch.maximum(solved.rate, found.contraction)
         return torch.where(_spread(found.converged, found.z), found.z, 0.0)
 
-    def _slopes(self, matrix: StageMatrix, z: Tensor, h: Any) -> Tensor:
-        return slopes_of(matrix, z, torch.where(h == 0.0, 1.0, h))  # samples at rest do not move
+    def slopes(self, matrix: StageMatrix, z: Tensor, h: Any) -> Tensor:
+        return super().slopes(matrix, z, torch.where(h == 0.0, 1.0, h))  # samples at rest do not move
 
 
 def iterate_samples(
@@ -146,5 +148,5 @@ def _spread(mask: Tensor, z: Tensor) -> Tensor:
 def remaining(memory: Memory, before: Memory, slope: Tensor, moving: Tensor) -> Memory:
     """What the next step goes on from, if only samples that are ``moving`` have taken this one."""
     kept = before.slope if before.slope is not None else torch.zeros_like(slope)
-    eta = torch.where(moving.reshape(-1), memory.eta, before.eta)  # type: ignore[arg-type]
+    eta = torch.where(moving.reshape(-1), memory.eta, before.eta)
     return replace(memory, slope=torch.where(moving, slope, kept), eta=eta)

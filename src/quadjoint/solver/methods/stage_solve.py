@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -118,6 +118,7 @@ class StageSolver:
     start: Time
     end: Time
     nudge: Nudge
+    batch: ClassVar[bool] = False  # whether every sample of a batch is solved for by itself
 
     @property
     def dt(self) -> Time:
@@ -154,7 +155,7 @@ class StageSolver:
             return memory
         source, t, y, nudge = self.settings.jacobians, self.start, self.y, self.nudge[0]
         if memory.samples is None:
-            samples, jacobian = source.first(self.f, t, y, nudge)
+            samples, jacobian = source.first(self.f, t, y, nudge, batch=self.batch)
         else:
             samples, jacobian = memory.samples, source.again(self.f, t, y, nudge, memory.samples)
         return replace(memory, samples=samples, jacobian=jacobian, fresh=True, factors=None)
@@ -206,7 +207,7 @@ class StageSolver:
         if z is None:
             return
         solved.zs[block.first] = z
-        slopes = self._slopes(matrix, z, h)
+        slopes = self.slopes(matrix, z, h)
         solved.ks += [samples.state_of(slopes[:, i]) for i in range(q)]
         solved.inputs += [samples.state_of(row + z[:, i]) for i, row in enumerate(rows)]
 
@@ -240,8 +241,11 @@ class StageSolver:
             return None
         return found.z
 
-    def _slopes(self, matrix: StageMatrix, z: Tensor, h: Any) -> Tensor:
-        return slopes_of(matrix, z, h)
+    def slopes(self, matrix: StageMatrix, z: Tensor, h: Any) -> Tensor:
+        """k = A^-1 z / h, shape (rows, q, d)."""
+        if matrix.q == 1:
+            return z / (h * float(matrix.a[0, 0]))
+        return torch.matmul(matrix.constant("inverse", z), z) / h
 
     def _start(self, block: Block, matrix: StageMatrix, solved: Solved, h: Any) -> Tensor:
         """Where the iteration begins: the polynomial of the step before, or slopes that are known already."""
@@ -287,10 +291,3 @@ class StageSolver:
             "shorter steps (options['step_size']), allow more iterations (options['max_iters']), give the Jacobian "
             "(options['jacobian']), or use an adaptive method such as 'radauIIA5' or 'kvaerno5'."
         )
-
-
-def slopes_of(matrix: StageMatrix, z: Tensor, h: Any) -> Tensor:
-    """k = A^-1 z / h, shape (rows, q, d)."""
-    if matrix.q == 1:
-        return z / (h * float(matrix.a[0, 0]))
-    return torch.matmul(matrix.constant("inverse", z), z) / h

@@ -171,7 +171,7 @@ class Spec:
         if not isinstance(run, SampleIntegration):
             return self
         like = torch.empty((), dtype=self.f.dtype, device=self.f.device).expand(self.f.shape)
-        return replace(self, f=self.f.remapped(like, PiecewiseMap(run.table, like)))
+        return replace(self, f=self.f.remapped(like, PiecewiseMap(run.table.T, like)))
 
     def retrace(self, y0: Tensor, run: Integration, *, points: Tensor | None, observed: Tensor | None) -> Integration:
         """The same steps again, recorded by autograd; ``points`` and ``observed`` are times to differentiate in."""

@@ -245,10 +245,10 @@ def _damped_extension(a: np.ndarray, order: int, *, unused: int | None = None) -
         values += target[used].tolist()
     least, wanted = [], []
     for point, w in zip(*np.polynomial.legendre.leggauss(8), strict=True):
-        theta = 0.5 * (point + 1.0)
+        node = 0.5 * (point + 1.0)
         for column, gamma in zip(phi[:, ~within].T, trees.density[~within], strict=True):
-            least.append(math.sqrt(w) * np.kron(column[used], theta**powers))
-            wanted.append(math.sqrt(w) * theta ** (order + 1) / gamma)
+            least.append(math.sqrt(w) * np.kron(column[used], node**powers))
+            wanted.append(math.sqrt(w) * node ** (order + 1) / gamma)
     solution = np.linalg.lstsq(np.array(conditions), np.array(values))[0]
     _, singular, directions = np.linalg.svd(np.array(conditions))
     free = directions[(singular > 1e-10 * singular[0]).sum() :].T

@@ -154,7 +154,7 @@ def test_a_failing_iteration_on_a_grid_says_where_and_what_to_do() -> None:
 
 
 def test_a_failing_iteration_shortens_an_adaptive_step() -> None:
-    """The first step offered is far too long for Newton's iteration to converge; the solve goes on with shorter ones."""
+    """The first step is far too long for Newton's iteration to converge; the solve goes on with shorter ones."""
     t = torch.tensor([0.0, 1.0], dtype=DTYPE)
     with torch.no_grad():
         sol = qj.solve(

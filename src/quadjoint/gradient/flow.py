@@ -57,7 +57,7 @@ class Flow:
         length = end - begin
         dt = length.reshape(*begin.shape, *(1,) * (y.ndim - begin.ndim)).to(y.dtype.to_real())
         f = lambda t, y, nudge=0: self(t, y)  # noqa: E731
-        return take_stages(_STEP, f, (begin, end), y, self(begin, y), dt=dt, length=length)[2]
+        return take_stages(_STEP, f, (begin, end), y, self(begin, y), dt=dt, length=length).y1
 
 
 class _Shift(torch.autograd.Function):

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,6 +57,12 @@ class Dynamics:
         if nudge:
             t = t + (torch.nextafter(t.detach(), t.detach() + nudge) - t.detach())
         return t
+
+    def as_tensors(self, times: Sequence[float]) -> Sequence[Tensor]:
+        """Several times as the tensors that ``f`` receives, brought to the device at once."""
+        narrow = self.time_dtype != torch.float64
+        numbers = torch.from_numpy(np.array(times, dtype=np.float32 if narrow else np.float64))
+        return numbers.to(self.device, self.time_dtype).unbind()
 
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:
         self.evaluations += 1

@@ -82,6 +82,7 @@ class _Sweep:
 
     def __init__(self, how: ContinuousAdjoint, task: Task, run: Integration, jumps: Jumps) -> None:
         self.how, self.task, self.accepted_steps, self.jumps = how, task, len(run.taken), jumps
+        self.as_tensors = task.f.as_tensors
         self.products = Products(task)
         self.event = run.event_time is not None
         sign = 1.0 if task.f.time_map is not None else math.copysign(1.0, run.taken[0].t1 - run.taken[0].t0)

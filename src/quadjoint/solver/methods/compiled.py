@@ -185,7 +185,7 @@ def _step_function(evaluate: Callable[..., Tensor], method: RungeKutta, with_rat
             return evaluate(t, y, *extra)
 
         t0, t1, dt = times.unbind()
-        ks, _, y1 = take_stages(method, f, (t0, t1), y, k, dt=dt, length=dt)
+        ks, _, y1, _ = take_stages(method, f, (t0, t1), y, k, dt=dt, length=dt)
         ratio = None
         if with_ratio and method.error_weights is not None:
             error = weighted([k.detach() for k in ks], method.error_weights, dt)

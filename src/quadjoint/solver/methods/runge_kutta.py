@@ -6,80 +6,25 @@ A stepper does not decide whether a step is good or how long the next one is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.autograd import private
 from quadjoint.solver.interpolation import Polynomial, powers
+from quadjoint.solver.methods.explicit_stages import (
+    combine,
+    nonzero,
+    stage_nudge,
+    stage_time,
+    sum_columns,
+    sums_pay,
+    take_stages,
+    weighted,
+)
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
-
-Stages = Sequence[Tensor] | dict[int, Tensor]
-Weights = Sequence[tuple[int, float]]  # those that are not zero, with their indices
-
-
-def weighted(ks: Stages, weights: Weights, dt: Time) -> Tensor:
-    """dt * sum of weights[j] * ks[j]."""
-    (j, w), *rest = weights
-    out = ks[j] * (w * dt)
-    try:
-        for j, w in rest:
-            out = out + ks[j] * (w * dt) if isinstance(dt, Tensor) else out.add_(ks[j], alpha=w * dt)
-    except RuntimeError:
-        if not private.inside_transform():
-            raise
-        # vmap maps over a later stage and not over the first, into which it cannot be added.
-        return torch.stack([ks[j] * (w * dt) for j, w in weights]).sum(0)
-    return out
-
-
-def combine(y: Tensor, ks: Stages, weights: Weights, dt: Time) -> Tensor:
-    """y + dt * sum of weights[j] * ks[j], summed apart from y, which is then rounded once."""
-    if not weights:
-        return y
-    if len(weights) == 1 and not isinstance(dt, Tensor):
-        ((j, w),) = weights
-        return torch.add(y, ks[j], alpha=w * dt)
-    return y + weighted(ks, weights, dt)
-
-
-def stage_time(c: float, ends: tuple[Time, Time], length: Time) -> Time:
-    """The time of a stage at the fraction c of a step; at its end to the last bit."""
-    return ends[1] if c == 1.0 else ends[0] + c * length
-
-
-def stage_nudge(c: float, nudge: Nudge) -> int:
-    """On which side of its time a stage is evaluated: inside of the step at a discontinuity."""
-    return nudge[0] if c == 0.0 else nudge[1] if c == 1.0 else 0
-
-
-def take_stages(
-    method: RungeKutta,
-    f: VectorField,
-    ends: tuple[Time, Time],
-    y: Tensor,
-    k: Tensor,
-    *,
-    dt: Time,
-    length: Time,
-    nudge: Nudge = (0, 0),
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """The stages of a step whose first one is ``k``, their inputs, and the end of the step.
-
-    ``length`` is that of the step in time; ``dt`` is the same, shaped to broadcast against states.
-    """
-    ks, inputs = [k], [y]
-    for i in range(1, method.stages):
-        c = method.nodes[i]
-        inputs.append(combine(y, ks, method.rows[i], dt))
-        ks.append(f(stage_time(c, ends, length), inputs[i], stage_nudge(c, nudge)))
-    return ks, inputs, inputs[-1] if method.fsal else combine(y, ks, method.weights, dt)
-
-
-def nonzero(row: np.ndarray) -> list[tuple[int, float]]:
-    return [(j, float(w)) for j, w in enumerate(row) if w != 0.0]
 
 
 class RungeKuttaStep:
@@ -88,6 +33,7 @@ class RungeKuttaStep:
     __slots__ = (
         "clock",
         "dt",
+        "error_sum",
         "f",
         "first_shared",
         "following",
@@ -120,19 +66,24 @@ class RungeKuttaStep:
         nudge: Nudge,
         clock: Clock | None,
         first_shared: bool,
+        error_sum: Tensor | None = None,
     ) -> None:
         self.method, self.f, self.t0, self.t1 = method, f, t0, t1
         self.y0, self.y1, self.ks, self.inputs = y0, y1, ks, inputs
         self.dt, self.nudge, self.clock = dt, nudge, clock
         self.first_shared = first_shared  # k_0 is the last stage of the step before
         self.following: Tensor | None = None  # f(t1, y1), if another than the step itself evaluated it
+        self.error_sum = error_sum  # the error in units of the step's length, until it is asked for
         self.grad = torch.is_grad_enabled()
 
     @property
     def error(self) -> Tensor | None:
         if self.method.error_weights is None:
             return None
+        known, self.error_sum = self.error_sum, None  # steps may be kept, this need not be
         with torch.no_grad():
+            if known is not None:
+                return known * (self.t1 - self.t0)
             return weighted(self.ks, self.method.error_weights, self.t1 - self.t0)
 
     @property
@@ -264,10 +215,22 @@ class RungeKutta(Stepper):
         self.fsal = tableau.fsal
         self.stages = s
         self.evaluations = s - 1 if self.fsal else s
+        self.pays_to_sum = sums_pay(self)
+        self._columns: dict[Any, list[Tensor]] = {}
 
     @property
     def name(self) -> str:
         return self.tableau.name
+
+    def columns(self, y: Tensor) -> list[Tensor]:
+        """The columns of ``sum_columns``, made once for all states alike."""
+        key = y.dtype, y.device, y.ndim
+        if key not in self._columns:
+            made = sum_columns(self, y)
+            if type(made[0]) is not Tensor:  # of a mode that only pretends to compute
+                return made
+            self._columns[key] = made
+        return self._columns[key]
 
     @property
     def estimate_order(self) -> int:
@@ -295,18 +258,19 @@ class RungeKutta(Stepper):
         ends = clock or (t0, t1)
         dt = ends[1] - ends[0]
         k = f(ends[0], y, nudge[0]) if carry is None else carry
-        ks, inputs, y1 = take_stages(self, f, ends, y, k, dt=dt, length=dt, nudge=nudge)
+        taken = take_stages(self, f, ends, y, k, dt=dt, length=dt, nudge=nudge)
         return RungeKuttaStep(
             self,
             f,
             t0=t0,
             t1=t1,
             y0=y,
-            y1=y1,
-            ks=ks,
-            inputs=inputs,
+            y1=taken.y1,
+            ks=taken.ks,
+            inputs=taken.inputs,
             dt=dt,
             nudge=nudge,
             clock=clock,
             first_shared=carry is not None,
+            error_sum=taken.error_sum,
         )

@@ -227,11 +227,40 @@ def sections(page: str) -> dict[str, str]:
     return {title: text.strip() for title, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
+def folded(section: str) -> str:
+    """The section with its table behind a click; one that an earlier run has folded stays as it is."""
+    if "<details" in section:
+        return section
+    shown = r'<details markdown="1"><summary>Table</summary>\n\n\1\n</details>\n'
+    return re.sub(r"((?:^\|.*\n?)+)", shown, section, flags=re.MULTILINE)
+
+
+def summary(kept: dict[str, str]) -> str:
+    """What each section found, in its first sentence or line."""
+    rows = [f"| [{title}](#{title.lower()}) | {_finding(text)} |" for title, text in kept.items()]
+    return "\n".join(["| what was tried | what happened |", "| --- | --- |", *rows])
+
+
+def _finding(text: str) -> str:
+    """The sentence with the numbers: the first that has any; of a table of sizes, its range of peaks."""
+    peaks = [int(found) for found in re.findall(r"\| (\d+) MiB \|$", text, re.MULTILINE)]
+    first = re.split(r"(?<=[.:]) (?=[A-Z])", text.split("\n")[0])[0]
+    if peaks:
+        return f"{first} Every gradient ended; peaks from {min(peaks)} to {max(peaks)} MiB."
+    many = re.search(r"^\d+ solves with their gradients.*$", text, re.MULTILINE)
+    return many[0] if many else first
+
+
 def head() -> str:
     return (
         f"# Reliability\n\nMade by `python -m benchmarks.reliability` with quadjoint {qj.__version__}, "
         f"torch {torch.__version__}, Python {platform.python_version()} on {platform.machine()}.\n"
     )
+
+
+def page(kept: dict[str, str]) -> str:
+    """Head, summary, and the sections with their tables folded."""
+    return "\n".join([head(), summary(kept), "", *(f"## {t}\n\n{folded(text)}\n" for t, text in kept.items())])
 
 
 def main() -> None:
@@ -258,8 +287,7 @@ def main() -> None:
     for title, make in makers.items():
         if args.only is None or title in args.only:
             kept[title] = "\n".join([*make(), "", f"Measured on top of commit {commit()}."])
-            page = "\n".join([head(), *(f"## {t}\n\n{kept[t]}\n" for t in makers if t in kept)])
-            args.out.write_text(page)
+            args.out.write_text(page({t: kept[t] for t in makers if t in kept}))
             print(f"{title}: written to {args.out}", flush=True)
 
 

@@ -26,7 +26,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 MIGRATED = sorted((ROOT / "examples" / "migration").glob("*.py"))
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
-FENCE = re.compile(r"((?:^<!-- .* -->\n)*)^```([\w-]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```([\w-]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass
@@ -161,6 +161,49 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert public - {"GRADIENTS", "METHODS", "TABLEAUS", "nn", "sde"} <= listed
 
 
+def generated() -> Any:
+    """The hook that makes tables from the code."""
+    spec = importlib.util.spec_from_file_location("generated", ROOT / "docs" / "generated.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_has_every_method_argument_option_and_figure() -> None:
+    """A name without words stops the making of its table; here, that the tables have them all and say what is so."""
+    import dataclasses
+    import inspect
+
+    import quadjoint as qj
+    from quadjoint.solver.methods.catalogue import known_options
+
+    hook = generated()
+    page = hook.on_page_markdown((ROOT / "docs" / "reference.md").read_text(encoding="utf-8"))
+    assert "<!-- generated" not in page
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    listed = {row[0].strip("`"): row for row in rows}
+    options = set().union(*(known_options(name) for name in qj.METHODS if name != "scipy_solver"))
+    figures = {field.name for field in dataclasses.fields(qj.Stats)}
+    arguments = inspect.signature(qj.odeint).parameters.keys() | inspect.signature(qj.solve).parameters.keys()
+    assert {*qj.METHODS, *options, *figures, *arguments} <= listed.keys()
+    assert listed["dopri5"][1:6] == ["5", "7 (6 new)", "yes", "", "4"] and listed["rk4"][3] == ""
+    for name, parameter in inspect.signature(qj.solve).parameters.items():
+        default = hook.ARGUMENTS[name][0]
+        assert parameter.default is parameter.empty if not default else eval(default) == parameter.default, name
+    settings = {field.name: field.default for field in dataclasses.fields(hook.StepSettings)}
+    for name in ("safety", "ifactor", "dfactor", "min_step"):
+        assert float(hook.OPTIONS[name][0]) == settings[name]
+    assert int(hook.OPTIONS["max_num_steps"][0].replace(",", "")) == settings["max_num_steps"]
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=name)
+def test_code_fits_a_narrow_column(page: Path) -> None:
+    for block in blocks(page):
+        if block.language != "math":
+            assert max((len(line) for line in block.text.splitlines()), default=0) <= 80, f"line {block.line}"
+
+
 def test_times_in_the_readme_are_those_of_the_committed_benchmarks() -> None:
     from benchmarks.report import seconds
 
@@ -203,6 +246,10 @@ def test_site_builds_without_a_network(tmp_path: Path) -> None:
         assert not loaded, f"{page.name} loads {loaded}"
     formulas = (tmp_path / "site" / "how-it-works.html").read_text()
     assert "<math" in formulas and "```math" not in formulas
+    style = (tmp_path / "site" / "assets" / "site.css").read_text()
+    (font,) = re.findall(r'@font-face [^}]*url\("([^"]+)"\)', style)
+    assert (tmp_path / "site" / "assets" / font).read_bytes()[:4] == b"wOF2"  # bundled, not fetched
+    assert "<!-- generated" not in (tmp_path / "site" / "reference.html").read_text()
 
 
 def test_formulas_become_mathml() -> None:

@@ -30,7 +30,7 @@ def test_sizes_are_those_of_the_problem() -> None:
     f = qj.nn.TimeMLP(3, width=32)
     sizes = qj.explain(f, torch.zeros(40, 3), T, show=False).sizes
     assert (sizes.rows, sizes.features, sizes.state_bytes) == (40, 3, 480)
-    assert sizes.parameters == sum(p.numel() for p in f.parameters())
+    assert sizes.parameter_count == sum(p.numel() for p in f.parameters())
     # Between its layers the network has two tensors of 40 x 32 before, and two after, the activation.
     assert 2 * 40 * 32 * 4 <= sizes.activation_bytes <= 5 * 40 * 33 * 4
 
@@ -66,7 +66,7 @@ def test_measures_what_it_is_asked_for() -> None:
 def test_tuple_states_and_times_of_each_sample() -> None:
     w = torch.ones((), requires_grad=True)
     pair = qj.explain(lambda t, y: (-w * y[0], y[1]), (torch.ones(3), torch.ones(2)), T, measure=["direct"], show=False)
-    assert isinstance(pair, Explanation) and pair.sizes.parameters == 1
+    assert isinstance(pair, Explanation) and pair.sizes.parameter_count == 1
     times = torch.tensor([[0.0, 1.0], [0.0, 2.0]])
     assert qj.explain(lambda t, y: -w * y, torch.ones(2, 1), times, show=False).sizes.rows == 2
 

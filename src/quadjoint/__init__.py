@@ -34,7 +34,7 @@ from quadjoint.solver.stats import Stats
 
 __version__ = "0.1.0"
 
-_LAZY = {"nn": "quadjoint.nn", "sde": "quadjoint.sde"}
+_LAZY = {"cde": "quadjoint.cde", "nn": "quadjoint.nn", "sde": "quadjoint.sde"}
 _FROM_SDE = ("NeuralSDE", "WongZakai", "sdeint")
 
 
@@ -82,6 +82,7 @@ __all__ = [
     "Step",
     "Stepper",
     "WongZakai",
+    "cde",
     "clear_cache",
     "explain",
     "gauss_legendre",

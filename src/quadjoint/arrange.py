@@ -20,7 +20,7 @@ from quadjoint.solver.progress import bar
 from quadjoint.solver.spec import InitialValue, Method, Spec
 from quadjoint.solver.state import Layout, State, is_finite
 from quadjoint.solver.structure import Structure
-from quadjoint.solver.times import LinearMap, check_times, fill_padding, fractions, sample_options
+from quadjoint.solver.times import check_times, common_clock, fill_padding
 
 EVENT_TOLERANCE = 1e-9  # of the step in which an event lies
 
@@ -72,10 +72,10 @@ def arrange(
     if per_sample:
         _check_samples(y, t, layout, event_fn)
         t = fill_padding(t)
-        s = fractions(values)
-        dynamics = Dynamics(f, y, layout, LinearMap(t, y))
-        make_observer, solver_t = lambda: SampleObserver(s), torch.tensor([0.0, 1.0], dtype=torch.float64)
-        options = sample_options(method, options, t)
+        clock, options = common_clock(method, options, t, y)
+        s, end = clock.inverse(t.detach().to("cpu", torch.float64).numpy()), clock.end
+        dynamics = Dynamics(f, y, layout, clock)
+        make_observer, solver_t = lambda: SampleObserver(s, end), torch.tensor([0.0, end], dtype=torch.float64)
     else:
         points = t if private.is_differentiated(t) and exact_clock and event_fn is None else None
         dynamics, times = Dynamics(f, y, layout), values.tolist()
@@ -87,6 +87,8 @@ def arrange(
             )
     problem = InitialValue(f, y, solver_t, layout, open_end=event_fn is not None)
     solver = make_solver(method, options, problem, rtol=rtol, atol=atol)
+    if not solver.judges_start or values.shape[-1] == 1:
+        check_finite(y, layout)
     if solver.grid is None:
         _remark_on_precision(rtol, atol, y)
     event = None if event_fn is None else lambda s, state: event_fn(s, layout.unpack(state))
@@ -112,6 +114,12 @@ def _check_state(y0: Any) -> None:
                 f"The tensors of y0 must share dtype and device; {name} is {part.dtype} on {part.device}, "
                 f"{names[0]} is {parts[0].dtype} on {parts[0].device}."
             )
+
+
+def check_finite(y: Tensor, layout: Layout) -> None:
+    """Refuse an initial state, given as one tensor, whose entries are not all finite."""
+    names = ["y0"] if layout.structure is None else layout.structure.paths("y0")
+    for name, part in zip(names, layout.split(y), strict=True):
         if not is_finite(part):
             raise ValueError(f"{name} has entries that are NaN or infinite.")
 

@@ -58,7 +58,7 @@ class Explanation:
             f"auto chooses {_title(self.choice)}: {self.reason}.",
             "",
             f"  state        {s.rows} x {s.features}, {_bytes(s.state_bytes)}",
-            f"  parameters   {s.parameters:,}, {_bytes(s.parameter_bytes)}",
+            f"  parameters   {s.parameter_count:,}, {_bytes(s.parameter_bytes)}",
             f"  activations  {_bytes(s.activation_bytes)} an evaluation",
             f"  forward      {s.evaluations} evaluations, {self.stats.accepted_steps} steps accepted, "
             f"{self.stats.rejected_steps} rejected",
@@ -110,8 +110,7 @@ def explain(
     arranged = arrange(f, y0, t, event_fn=None, compile=False, exact_clock=True, **settings)
     if not arranged.spec.solver.stepper.recordable:
         raise ValueError(
-            f"With method={arranged.spec.solver.name!r} there is no choice: its steps cannot be recorded, auto takes "
-            "'gq'."
+            f"With method={arranged.spec.solver.name!r} there is no choice: only 'gq' differentiates its steps."
         )
     snapshot = Snapshot(f, arranged.y0.device)
     with torch.enable_grad():
@@ -122,9 +121,8 @@ def explain(
     limit = memory_bytes(arranged.y0.device) / 4 if memory_limit is None else float(memory_limit)
     choice = Auto(int(limit)).choose(task, first).gradient
     sizes = sizes_of(task, first.activation_bytes, stats.forward_evaluations)
-    predicted = predict(sizes, limit // 2)
-    evaluations = stats.forward_evaluations
-    predicted["gq"] = GaussLegendre().predict(task, first.activation_bytes or 0, evaluations=evaluations)
+    gq = GaussLegendre().predict(task, first.activation_bytes or 0, evaluations=sizes.evaluations)
+    predicted = {**predict(sizes, limit // 2), "gq": gq}
     name = choice.mode if isinstance(choice, DiscreteAdjoint) and choice.mode in predicted else "direct"
     found = Explanation(sizes, stats, predicted, limit, name, gradient=choice)
     if measure:

@@ -19,16 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quadjoint.cde.layer import MatrixMLP, NeuralCDE
 from quadjoint.ode import odeint, solve
 from quadjoint.solution import Solution
 from quadjoint.solver.spec import Method
 from quadjoint.solver.structure import map_leaves
 
-__all__ = ["MLP", "Augment", "NeuralODE", "SecondOrder", "TimeMLP"]
+__all__ = ["MLP", "Augment", "MatrixMLP", "NeuralCDE", "NeuralODE", "SecondOrder", "TimeMLP"]
 
 
 class MLP(nn.Sequential):
-    """Linear layers with an activation (softplus unless told otherwise) between them.
+    """Linear layers with an activation (softplus by default) between them.
 
     Softplus is smooth, which is what a high-order solver needs to take large steps.
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.arrange import Arranged, arrange
+from quadjoint.arrange import Arranged, arrange, check_finite
 from quadjoint.autograd import private
 from quadjoint.autograd.captured import Snapshot
 from quadjoint.errors import SolveError
@@ -18,7 +18,7 @@ from quadjoint.gradient import Gradient, resolve
 from quadjoint.gradient.base import Outcome, Part, Task
 from quadjoint.gradient.choose.auto import Auto
 from quadjoint.gradient.direct import Direct
-from quadjoint.gradient.first import Begun, First, Only
+from quadjoint.gradient.first import First, Only, StartedDynamics
 from quadjoint.gradient.flow import Crossing, Flow, shift
 from quadjoint.solution import Solution
 from quadjoint.solver.events import EventWatch
@@ -164,12 +164,13 @@ class _Solved:
 def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -> _Solved:
     """Choose how to differentiate, and solve."""
     spec, y, t = arranged.spec, arranged.y0, arranged.t
+    transformed = private.is_transformed()
+    complete = isinstance(params, Only) and not transformed
     # Nothing will be differentiated in a solve without grad, unless its continuous solution is.
     held = spec.f.f if torch.is_grad_enabled() or spec.dense else None
-    task = Task(spec, (), Snapshot(held, y.device), Stats(), complete=isinstance(params, Only))
+    task = Task(spec, (), Snapshot(held, y.device), Stats(), complete=complete)
     random = RandomnessCheck(y.device)
     try:
-        transformed = private.is_transformed()
         first = None if transformed else _first(task, y, params)
         wanted = first is not None and (y.requires_grad or t.requires_grad or bool(first.params))
         if first is not None and wanted:
@@ -178,7 +179,7 @@ def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -
             how.check(spec)
         elif transformed:
             how = _transformable(how, task)
-        spec = how.adapted(spec)
+        spec = how.adapt(spec)
         task = replace(task, spec=spec)
         flow = Flow(spec.f, y, task.snapshot, task.stats)
         # Gradients in the times come from the flow at the observations, unless a fixed grid carries them.
@@ -188,6 +189,7 @@ def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -
             y = shift(flow, y, t[:, 0] if flow.per_sample else t[0], sign=-1.0, params=task.params)
         out = how.apply(task, y, first) if first is not None and wanted else _forward(task, y, first)
     except SolveError as error:
+        check_finite(arranged.y0, arranged.layout)
         random.explain(error, spec, arranged.y0)
         raise
     except RuntimeError as error:
@@ -235,10 +237,11 @@ def _transformable(how: Gradient, task: Task) -> Gradient:
             f"gradient={how.name!r} cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "
             "derivatives, which differentiate the operations of the solve: use gradient='direct' (or 'auto') there."
         )
-    if task.spec.solver.method == "scipy_solver":
+    solver = task.spec.solver
+    if not solver.stepper.transformable:
         raise ValueError(
-            "method='scipy_solver' cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "
-            "derivatives: SciPy's operations are not torch's. Use a method of quadjoint, such as 'dopri5'."
+            f"method={solver.name!r} cannot run inside torch.func.grad, vmap, jvp or the like, nor with forward-mode "
+            "derivatives: its steps are not made of torch's operations alone. Use an explicit method, such as 'dopri5'."
         )
     task.stats.method, task.stats.reason = "direct", "direct: torch.func or forward mode differentiates the solve"
     return Direct()
@@ -259,6 +262,6 @@ def _forward(task: Task, y: Tensor, first: First | None) -> Outcome:
         task.say("no gradient is needed")
     before = task.f.evaluations
     with torch.set_grad_enabled(torch.is_grad_enabled() and not task.complete):
-        run = task.spec.begin(y, None if first is None else Begun(task.f, first, first.value)).run()
+        run = task.spec.begin(y, None if first is None else StartedDynamics(task.f, first, first.value)).run()
     task.count(run, task.f.evaluations - before)
     return Outcome(run.ys, run.event_time, [Part(run.steps)])

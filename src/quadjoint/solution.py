@@ -50,12 +50,12 @@ class Solution:
         if not self._parts:
             raise ValueError("The solve had a single time, so there is no interval to evaluate in.")
         times = torch.as_tensor(t, dtype=torch.float64, device="cpu").detach()
-        values = self._evaluate([self._inside(value) for value in times.reshape(-1).tolist()])
+        values = self._evaluate([self._within_interval(value) for value in times.reshape(-1).tolist()])
         if isinstance(t, Tensor) and private.is_differentiated(t):
             values = shift(self._flow, values, t.reshape(-1))
         return self._layout.unpack(values.reshape((*times.shape, *values.shape[1:])), leading=times.ndim)
 
-    def _inside(self, t: float) -> float:
+    def _within_interval(self, t: float) -> float:
         """A time within the solved interval, to which rounding may have to bring it back."""
         low, high = sorted(self._interval)
         slack = 1e-6 * (high - low)

@@ -50,7 +50,6 @@ def transformed(name: str) -> torch.Tensor:
         return forward_ad.unpack_dual(solve(forward_ad.make_dual(weight, weight))).tangent
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", ["grad", "vmap", "jvp", "forward_ad"])
 def test_transforms_are_right_without_the_names_or_torch_says_no(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A solve that does not know that it is transformed must not lose a derivative."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from quadjoint.experiments import crossing, sines, store
+from quadjoint.experiments import clock, crossing, sines, store
 from quadjoint.experiments.config import as_dict
 from quadjoint.experiments.display import Board
 from quadjoint.experiments.estimate import Estimate, expected, summarise
@@ -87,10 +87,36 @@ def test_the_table_of_times_is_that_of_the_committed_sweep():
 
 
 def test_the_table_of_times_is_made_from_records():
-    def run(seed: int, seconds: float, step: float) -> dict:
-        config = as_dict(crossing.Config(seed=seed, epochs=10))
-        result = {"seconds_per_gradient": step}
+    def run(method: str, seconds: float, **curves) -> dict:
+        config = as_dict(crossing.Config(method=method, epochs=10))
+        result = {"seconds_per_gradient": 1.0, "curves": curves}
         return {"experiment": "crossing", "config": config, "seconds": seconds, "result": result}
 
-    (cell,) = summarise([run(0, 18.0, 1.0), run(1, 18.0, 1.0)])
-    assert (cell.step, cell.once, cell.epoch) == (1.0, 3.0, 0.5)  # ten steps, three once, the rest after ten epochs
+    def made(*records: dict) -> list[tuple[float, float, float]]:
+        return [(cell.step, cell.once, cell.evaluation) for cell in summarise(records)]
+
+    # Ten steps of a second. What both did besides is evaluation, the same for all methods; the rest was done once.
+    assert made(run("direct", 18.0), run("adjoint", 38.0)) == [(1.0, 0.0, 0.8), (1.0, 20.0, 0.8)]
+    assert made(run("direct", 18.0, evaluation_seconds=[0.3] * 10)) == [(1.0, 5.0, 0.3)]
+
+
+def test_the_clock_is_expected_to_take_the_steps_of_its_methods():
+    job = Job("clock", clock.Config(task="sines", width=200, methods="adjoint gq-paper", turns=10, before=0))
+    one = Job("clock", clock.Config(task="sines", width=200, methods="adjoint", turns=10, before=0))
+    other = Job("clock", clock.Config(task="sines", width=200, methods="gq-paper", turns=10, before=0))
+    seconds = Estimate().seconds
+    assert seconds(job) == pytest.approx(seconds(one) + seconds(other)) and seconds(one) > seconds(other) > 0
+    theirs = Job("clock", clock.Config(task="sines", width=200, methods="paper:adjoint", turns=10, before=0))
+    assert seconds(theirs) > seconds(one)  # not timed yet: a multiple of ours
+    found = {"seconds_per_gradient": 2.0, "cpu_seconds_per_gradient": 1.0}
+    record = {
+        "experiment": "clock",
+        "config": as_dict(one.config),
+        "seconds": 50.0,
+        "result": {"methods": {"adjoint": found, "paper:gq": found}},
+    }
+    cells = summarise([record])
+    assert [(c.experiment, c.settings["method"], c.step) for c in cells] == [
+        ("clock", "adjoint", 2.0),
+        ("clock", "paper:gq", 2.0),
+    ]

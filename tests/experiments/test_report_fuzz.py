@@ -50,7 +50,8 @@ def fuzzed(records: list[dict], seed: int, path) -> store.Results:
     """Seven lines of one experiment, four of them changed, as they are read from a file."""
     chance = random.Random(seed)
     experiment = chance.choice(sorted({r["experiment"] for r in records}))
-    lines = chance.sample([r for r in records if r["experiment"] == experiment], k=7)
+    there = [r for r in records if r["experiment"] == experiment]
+    lines = chance.sample(there, k=min(7, len(there)))
     odd = [changed(line, chance) for line in lines[:4]]
     path.write_text("\n".join(json.dumps(line) for line in odd + lines[4:]))
     results = store.read(path)

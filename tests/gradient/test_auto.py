@@ -17,7 +17,7 @@ def sizes(**changes: object) -> Sizes:
         "rows": 200,
         "features": 5,
         "state_bytes": 4000,
-        "parameters": 10_000,
+        "parameter_count": 10_000,
         "parameter_bytes": 40_000,
         "activation_bytes": 400_000,
         "evaluations": 40,
@@ -52,13 +52,13 @@ def test_where_nothing_fits_the_leanest_is_taken() -> None:
 
 
 def test_few_rows_and_many_parameters_of_linear_layers_are_stacked() -> None:
-    few = {"rows": 2, "features": 4, "parameters": 9_000_000, "parameter_bytes": 36_000_000, "evaluations": 25}
+    few = {"rows": 2, "features": 4, "parameter_count": 9_000_000, "parameter_bytes": 36_000_000, "evaluations": 25}
     assert decide(predict(sizes(**few, linear=True))).name == "stacked"
     assert decide(predict(sizes(**few, linear=False))).name == "direct"
 
 
 def test_many_rows_take_the_joint_product_among_the_discrete_modes() -> None:
-    costs = predict(sizes(rows=200, parameters=1_000_000, parameter_bytes=4_000_000))
+    costs = predict(sizes(rows=200, parameter_count=1_000_000, parameter_bytes=4_000_000))
     assert costs["joint"].seconds < costs["stacked"].seconds
 
 
@@ -128,7 +128,7 @@ def test_only_exact_gradients_are_chosen_unless_that_is_asked_for() -> None:
 def test_products_for_every_number_of_a_sample_pay_for_few_numbers() -> None:
     settings = {"steps": 5, "nodes": 3, "together": 20}
     assert decide(predict_collocation(sizes(rows=15, features=2), **settings)).name == "dense"
-    wide = sizes(rows=200, features=8, parameters=10**6, parameter_bytes=4 * 10**6)
+    wide = sizes(rows=200, features=8, parameter_count=10**6, parameter_bytes=4 * 10**6)
     assert decide(predict_collocation(wide, **settings)).name == "iterate"
 
 

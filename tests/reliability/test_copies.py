@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import quadjoint as qj
+from quadjoint.cde import interpolate
 from quadjoint.errors import NonFiniteStateError, StepSizeUnderflowError, TooManyStepsError
 from quadjoint.experiments import image_layers
 from reliability.faults import initial
@@ -48,13 +49,19 @@ def test_settings_survive_copying(name: str) -> None:
         assert twin == OBJECTS[name]
 
 
-MODULES = {
+def path() -> Any:
+    return interpolate(torch.linspace(0, 1, 30, dtype=torch.float64).reshape(2, 5, 3))
+
+
+MODULES: dict[str, tuple[Any, Any]] = {
     "MLP": (lambda: qj.nn.MLP(3, 5, 3), initial),
     "NeuralODE": (lambda: qj.nn.NeuralODE(qj.nn.TimeMLP(3, width=4), gradient="gq"), initial),
     "Augment": (lambda: qj.nn.Augment(2), initial),
     "Downsampling": (lambda: image_layers.Downsampling(1, 2), lambda: torch.linspace(0, 1, 200).reshape(2, 1, 10, 10)),
     "TimeMLP": (lambda: qj.nn.TimeMLP(3, width=4), None),
     "SecondOrder": (lambda: qj.nn.SecondOrder(qj.nn.TimeMLP(2, width=4, out=1)), None),
+    "MatrixMLP": (lambda: qj.nn.MatrixMLP(3, 2, width=4), None),
+    "NeuralCDE": (lambda: qj.nn.NeuralCDE(4, 3, width=4), path),
     "ConvDynamics": (lambda: image_layers.ConvDynamics(2, hidden=3), None),
 }
 
@@ -68,7 +75,8 @@ def test_modules_survive_copying_and_their_weights_load_safely(name: str) -> Non
         shape = (4, 2, 5, 5) if name == "ConvDynamics" else (4, 2) if name == "SecondOrder" else (4, 3)
         args: tuple[Tensor, ...] = (torch.tensor(0.3, dtype=torch.float64), torch.ones(shape, dtype=torch.float64))
     else:
-        args = (inputs().double(),)
+        given = inputs()
+        args = (given.double() if isinstance(given, Tensor) else given,)
     module.eval(), fresh.eval()
     file = io.BytesIO()
     torch.save(module.state_dict(), file)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jacrev, jvp, vmap
+from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -112,28 +112,6 @@ def test_threads_do_not_disturb_each_other(shared: bool) -> None:
             for a, b in zip(result, right, strict=True):
                 # A shared function may start with the step size that another thread has found.
                 torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3, msg=lambda m, g=gradient: f"{g}: {m}")
-
-
-TRANSFORMS: dict[str, Any] = {
-    "vmap": lambda solve, y: vmap(solve)(y),
-    "grad": lambda solve, y: grad(lambda x: solve(x).sum())(y),
-    "jacrev": lambda solve, y: jacrev(solve)(y),
-    "jvp": lambda solve, y: jvp(solve, (y,), (y,)),
-}
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own jvp
-@pytest.mark.parametrize("gradient", GRADIENTS)
-@pytest.mark.parametrize("transform", TRANSFORMS)
-def test_transforms_are_refused_in_words(transform: str, gradient: str) -> None:
-    f = Benign()
-
-    def solve(y: Tensor) -> Tensor:
-        return qj.odeint(f, y, TIMES, method=method_of(gradient), gradient=gradient)
-
-    with pytest.raises(ValueError, match=r"inside torch\.func"):
-        TRANSFORMS[transform](solve, initial())
-    assert solve(initial()).isfinite().all()
 
 
 @pytest.mark.parametrize("gradient", GRADIENTS)

@@ -77,6 +77,7 @@ def test_step_size_factors() -> None:
     assert len(careful.accepted) > len(bold.accepted)
 
 
+@pytest.mark.filterwarnings("ignore:The problem .* seems to be stiff")
 def test_pi_controller_rejects_less_where_stability_limits_the_step() -> None:
     def f(t: Tensor, y: Tensor) -> Tensor:
         return -300 * (y - torch.cos(t))

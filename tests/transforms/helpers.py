@@ -15,7 +15,7 @@ from quadjoint.solver.structure import Structure
 from trust.helpers import DTYPE, Field, normal, times
 
 T = times(0.0, 0.4, 1.0)
-TIGHT = {"rtol": 1e-9, "atol": 1e-9}
+TIGHT = {"method": "dopri8", "rtol": 1e-9, "atol": 1e-9}
 FIXED = {"method": "rk4", "options": {"step_size": 0.13}}
 FIELD = Field()
 WEIGHTS = {name: p.detach() for name, p in FIELD.named_parameters()}

@@ -86,6 +86,14 @@ def test_the_adjoint_of_torchdiffeq_is_refused() -> None:
         grad(lambda y: odeint_adjoint(FIELD, y, T).sum())(Y0)
 
 
+def test_tensors_that_are_named_for_the_adjoint_do_not_hide_others_from_a_transform() -> None:
+    """Outside of a transform the gradient in y0 is computed too."""
+    a = torch.tensor(0.7, dtype=DTYPE)
+    solve = lambda y: odeint_adjoint(lambda t, y: -a * y, y, T, gradient="direct", adjoint_params=())  # noqa: E731
+    found = grad(lambda y: solve(y)[-1].sum())(Y0)
+    torch.testing.assert_close(found, torch.exp(-a).expand_as(Y0), rtol=1e-6, atol=1e-8)
+
+
 def test_states_that_are_not_finite_are_refused_where_they_can_be_seen() -> None:
     bad = torch.tensor([1.0, float("nan")])
     with pytest.raises(ValueError, match="y0 has entries that are NaN"):

@@ -21,6 +21,7 @@ import quadjoint as qj
 from trust.helpers import DTYPE, GRADIENTS, Field, name_of, normal, times
 
 ITERATIONS = 3
+REPLICATED = (*GRADIENTS, "reversible")
 Found = dict[str, Tensor | None] | str  # gradients by name, or the words of an error
 
 
@@ -38,9 +39,11 @@ class Model(nn.Module):
 
     def forward(self, y: Tensor) -> Tensor:
         # Adaptive steps would depend on which samples share a batch.
+        method = {"reversible": "alf", "direct, alf": "alf"}.get(self.gradient, "rk4")
+        gradient = "direct" if self.gradient == "direct, alf" else self.gradient
         options = {"step_size": 0.25}
         return self.last(
-            qj.odeint(self.field, y, times(0.0, 1.0), method="rk4", gradient=self.gradient, options=options)[-1]
+            qj.odeint(self.field, y, times(0.0, 1.0), method=method, gradient=gradient, options=options)[-1]
         )
 
 
@@ -48,9 +51,9 @@ def batch() -> Tensor:
     return normal(4, 4)
 
 
-def alone() -> dict[str, Tensor]:
-    """The gradients of one process."""
-    model = Model("direct")
+def alone(gradient: Any = "direct") -> dict[str, Tensor]:
+    """The gradients of one process, by backpropagation through the steps that ``gradient`` needs."""
+    model = Model("direct, alf" if gradient == "reversible" else "direct")
     model(batch()).square().mean().backward()
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
@@ -95,7 +98,10 @@ def everything(rank: int) -> dict[str, dict[str, list[Found]]]:
         "sharded": lambda g: sharded(g, rank, dynamics=False),
         "dynamics sharded": lambda g: sharded(g, rank, dynamics=True),
     }
-    return {name: {name_of(g): wrap(g) for g in GRADIENTS} for name, wrap in wrappers.items()}
+    return {
+        name: {name_of(g): wrap(g) for g in (REPLICATED if name == "replicated" else GRADIENTS)}
+        for name, wrap in wrappers.items()
+    }
 
 
 def _work(rank: int, folder: str) -> None:

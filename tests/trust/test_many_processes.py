@@ -32,14 +32,14 @@ def within(gradient: Any) -> float:
 
 def assert_right(found: processes.Found, gradient: Any) -> None:
     assert isinstance(found, dict), found
-    wanted = processes.alone()
+    wanted = processes.alone(gradient)
     unused = [name for name in found if name not in wanted]
     assert_close([found[name] for name in wanted], list(wanted.values()), within=within(gradient))
     for name in unused:
         assert found[name] is not None and not found[name].any(), f"{name} is not used and has no zeros"
 
 
-@pytest.mark.parametrize("gradient", cases(GRADIENTS))
+@pytest.mark.parametrize("gradient", cases(processes.REPLICATED))
 def test_replicas_have_the_gradients_of_one_process(results: Any, gradient: Any) -> None:
     for rank in results:
         for found in rank["replicated"][name_of(gradient)]:

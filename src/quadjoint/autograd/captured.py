@@ -40,7 +40,7 @@ class Snapshot:
             for table in private.tensor_tables(module):
                 self.tensors += [(table, name, x) for name, x in table.items() if isinstance(x, Tensor)]
 
-    def held(self) -> list[Tensor]:
+    def learnable_tensors(self) -> list[Tensor]:
         """Tensors that require grad and that the function can be seen to hold."""
         everything = (*(x for _, _, x in self.tensors), *self.others)
         return list({id(x): x for x in everything if x.requires_grad}.values())
@@ -105,7 +105,9 @@ class _Search:
         for m in found:
             for name, value in m.__dict__.items():
                 # Functions, lists of modules and other holders; the tables of torch hold neither.
-                if name not in private.TABLES and (callable(value) or (isinstance(value, dict | list | tuple) and value)):
+                if name not in private.TABLES and (
+                    callable(value) or (isinstance(value, dict | list | tuple) and value)
+                ):
                     self.visit(value)
 
     def _function(self, fn: types.FunctionType) -> None:

@@ -28,7 +28,7 @@ def leaves(*outs: Tensor) -> list[Tensor]:
 
 
 class Frontier:
-    """Tensors at which a walk stops: parameters that are known, and the state."""
+    """Tensors at which a walk stops: parameters, and the state."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.tensors = list(tensors)  # kept alive, as the identity of something freed may be used again
@@ -60,13 +60,13 @@ class Frontier:
                     (met if id(variable) in self.leaves else beyond)[id(variable)] = variable
         return list(met.values()), list(beyond.values())
 
-    def strangers(self, out: Tensor, known: Sequence[Tensor]) -> list[Tensor]:
-        """Leaves requiring grad, none of ``known``, that ``out`` depends on and that are not behind the frontier."""
-        return [x for x in self.explore(out)[1] if not any(x is y for y in known)]
+    def strangers(self, out: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Leaves requiring grad, none of ``inputs``, that ``out`` depends on and that are not behind the frontier."""
+        return [x for x in self.explore(out)[1] if not any(x is y for y in inputs)]
 
 
 def separate(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors, or the leaves behind them where one is computed from another.
+    """The tensors, or the leaves behind them if one is computed from another.
 
     A gradient in each of the result, passed on by autograd to what it was computed from, then counts nothing twice.
     """

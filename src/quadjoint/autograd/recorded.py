@@ -16,7 +16,7 @@ _recording: ContextVar[bool] = ContextVar("recording", default=False)
 NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
-class Graph(NamedTuple):
+class Recording(NamedTuple):
     """An evaluation that autograd has recorded: what came out, and the input that it can be differentiated in."""
 
     out: Tensor
@@ -25,21 +25,21 @@ class Graph(NamedTuple):
 
 def record(
     f: Callable[[Any, Tensor], Tensor], t: Any, y: Tensor, within: AbstractContextManager[Any] = NOTHING
-) -> Graph:
+) -> Recording:
     """One evaluation of f, recorded by autograd; ``y`` itself is the input if it requires grad."""
     token = _recording.set(True)
     try:
         with torch.enable_grad(), within:
             leaf = y if y.requires_grad else y.detach().requires_grad_()
-            return Graph(f(t, leaf), leaf)
+            return Recording(f(t, leaf), leaf)
     finally:
         _recording.reset(token)
 
 
 def record_and_count(
     f: Callable[[Any, Tensor], Tensor], t: Any, y: Tensor, params: Iterable[Tensor]
-) -> tuple[Graph, int | None]:
-    """One recorded evaluation and the bytes that autograd keeps for it; None where they cannot be counted."""
+) -> tuple[Recording, int | None]:
+    """One recorded evaluation and the bytes that autograd keeps for it; None if they cannot be counted."""
     try:
         with saved_bytes(params) as total:
             return record(f, t, y), total[0]
@@ -50,7 +50,7 @@ def record_and_count(
 
 
 def is_recorded_already() -> bool:
-    """Within an evaluation that is itself recorded, or where hooks (a checkpoint) would see what is kept."""
+    """Within an evaluation that is itself recorded, or if hooks (a checkpoint) would see what is kept."""
     return _recording.get() or private.saved_tensors_are_watched()
 
 
@@ -69,7 +69,7 @@ def saved_bytes(params: Iterable[Tensor]) -> Iterator[list[int]]:
 
     def unpack(kept: tuple[Tensor, int]) -> Tensor:
         x, version = kept
-        if private.version(x) != version:  # as autograd does where no hooks are in the way
+        if private.version(x) != version:  # as autograd does if no hooks are in the way
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
                 f"a tensor of shape {tuple(x.shape)} that f used or made"

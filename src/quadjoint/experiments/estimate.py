@@ -102,7 +102,7 @@ def _scale(experiment: str, near: Cell, settings: Settings) -> float:
 def _epochs_and_steps(settings: Settings) -> tuple[int, int]:
     epochs = settings.get("epochs", 1)
     rows = next((settings[name] for name in _ROWS if settings.get(name)), _IMAGES.get(settings.get("dataset", ""), 1))
-    return epochs, epochs * math.ceil(rows / settings.get("batch", rows))
+    return epochs, epochs * math.ceil(rows / (settings.get("batch") or rows))
 
 
 def _evaluated(settings: Settings) -> int:
@@ -222,11 +222,12 @@ def _evaluations(groups: Mapping[tuple[Any, ...], list[dict[str, Any]]]) -> dict
     return least
 
 
-def _rest(record: Mapping[str, Any]) -> float:
-    """What a run did besides training."""
-    _, steps = _epochs_and_steps(record["config"])
-    step = value(dict(record), "seconds_per_gradient") or 0.0
-    return 0.0 if record["experiment"] == CLOCK else float(max(0.0, record["seconds"] - step * steps))
+def _rest(record: dict[str, Any]) -> float:
+    """What a run did besides training; the clock's lines have steps alone."""
+    if record["config"].get("study") == CLOCK:
+        return 0.0
+    steps = _epochs_and_steps(record["config"])[1]
+    return max(0.0, float(record["seconds"]) - (value(record, "seconds_per_gradient") or 0.0) * steps)
 
 
 def _cell(experiment: str, settings: dict[str, Any], group: list[dict[str, Any]], evaluation: float) -> Cell:

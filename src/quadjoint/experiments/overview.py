@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -47,18 +48,20 @@ class Row:
 
 def rows(results: store.Results) -> list[Row]:
     """Every task and size at which the paper's method and another were timed, the widest of a task last."""
-    made = []
+    made: list[Row] = []
     for task in TASKS:
-        for (dataset, batch, width), group in by(
-            timed(of_experiment(results, task)), "dataset", "batch", "width"
-        ).items():
-            try:
-                ratios = _ratios(task, group)
-            except ODD_RECORD:
-                continue
-            if ratios:
-                label = _label(task, dataset, batch, width)
-                made.append(Row(task, label, width, ratios, turns=bool(of_study(group, CLOCK))))
+        with contextlib.suppress(*ODD_RECORD):
+            made += _rows_of(task, timed(of_experiment(results, task)))
+    return made
+
+
+def _rows_of(task: str, records: Records) -> list[Row]:
+    made = []
+    for (dataset, batch, width), group in by(records, "dataset", "batch", "width").items():
+        ratios = _ratios(task, group)
+        if ratios:
+            label = _label(task, dataset, batch, width)
+            made.append(Row(task, label, width, ratios, turns=bool(of_study(group, CLOCK))))
     return made
 
 

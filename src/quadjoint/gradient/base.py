@@ -81,7 +81,7 @@ class Recorder(Protocol):
     """What a forward solve leaves to its backward pass."""
 
     @property
-    def flow(self) -> VectorField:
+    def dynamics(self) -> VectorField:
         """The dynamics to solve with, whose evaluations the recorder may watch."""
 
     def __call__(self, step: Step) -> None:
@@ -98,7 +98,7 @@ class Gradient:
     def check(self, spec: Spec) -> None:
         """Refuse in words a solve that this method cannot differentiate."""
 
-    def adapted(self, spec: Spec) -> Spec:
+    def adapt(self, spec: Spec) -> Spec:
         """The solve as this method needs it."""
         return spec
 
@@ -154,7 +154,7 @@ class _Solve(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         f = solved.task.f
         before = f.evaluations
-        run = solved.begin(y0.detach(), solved.memory.flow, solved.memory).run()
+        run = solved.begin(y0.detach(), solved.memory.dynamics, solved.memory).run()
         solved.task.count(run, f.evaluations - before)
         ys = run.ys
         solved.run = replace(run, ys=ys.new_empty(0))

@@ -75,7 +75,7 @@ class Cotangents:
         ends = sign * np.array([observer.start, *(taken.t1 for taken in run.taken)])
         return cls(times, grad_ys, rows, sign * times, ends, spec.f.shape)
 
-    def inside(self, n: int) -> tuple[int, int]:
+    def range_in_step(self, n: int) -> tuple[int, int]:
         """The range of the observations in step ``n``, past its start and up to its end."""
         first, last = np.searchsorted(self.keys, self.ends[n : n + 2], side="right")
         return int(first), int(last)

@@ -12,7 +12,7 @@ from quadjoint.autograd.aliases import Aliases
 from quadjoint.gradient.base import Gradient, Gradients, Outcome, Part, Task, differentiate, touch
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.discrete.discrete_adjoint import DiscreteAdjoint
-from quadjoint.gradient.first import Begun, First
+from quadjoint.gradient.first import First, StartedDynamics
 from quadjoint.solver.integrate import Integration, Integrator
 from quadjoint.solver.interpolation import DenseOutput
 from quadjoint.solver.protocols import Step, VectorField
@@ -53,10 +53,10 @@ class Direct(Gradient):
         if stepper.twice is not stepper and spec.solver.points is None and not Aliases(task.params):
             recorded = _Recorded(spec)
             return differentiate(_Once(), task, recorded.begin, y0, recorded)
-        start = y0 if y0.requires_grad else first.graph.y
-        # The first evaluation was of another tensor where y0 is made to depend on the initial time.
-        flow = Begun(spec.f, first, first.graph.out) if start is first.graph.y else spec.f
-        integrator = spec.begin(start, flow)
+        start = y0 if y0.requires_grad else first.recording.y
+        # The first evaluation was of another tensor if y0 is made to depend on the initial time.
+        dynamics = StartedDynamics(spec.f, first, first.recording.out) if start is first.recording.y else spec.f
+        integrator = spec.begin(start, dynamics)
         run = integrator.run(self._is_spent(task, first, before))
         task.count(run, task.f.evaluations - before)
         unused = [p for p in task.params if not any(p is x for x in first.met)]
@@ -113,7 +113,7 @@ class _Recorded:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.flow: VectorField = spec.f
+        self.dynamics: VectorField = spec.f
         self.start = self.ys = torch.empty(0)
 
     def begin(self, y: Tensor, f: VectorField, accepted: Any) -> _Recorded:

@@ -13,7 +13,7 @@ from torch import Tensor
 from quadjoint.autograd import private
 from quadjoint.autograd.captured import Snapshot
 from quadjoint.autograd.leaves import Frontier, separate, upstream
-from quadjoint.autograd.recorded import Graph, record_and_count
+from quadjoint.autograd.recorded import Recording, record_and_count
 from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.protocols import Time
 from quadjoint.solver.spec import Spec
@@ -33,57 +33,57 @@ class First:
 
     t: float
     nudge: int
-    graph: Graph
+    recording: Recording
     params: tuple[Tensor, ...]
     met: tuple[Tensor, ...]
-    activation_bytes: int | None  # that autograd keeps for the evaluation; None where it cannot be counted
+    activation_bytes: int | None  # that autograd keeps for the evaluation; None if it cannot be counted
 
     @classmethod
     def record(cls, spec: Spec, y0: Tensor, snapshot: Snapshot, given: Sequence[Tensor] | None) -> First:
         """Evaluate f where the solve will evaluate it first."""
-        t, nudge, held = spec.start, _first_nudge(spec), snapshot.held()
+        t, nudge, learnable = spec.start, _first_nudge(spec), snapshot.learnable_tensors()
 
-        def evaluate() -> tuple[Graph, int | None]:
+        def evaluate() -> tuple[Recording, int | None]:
             spec.f.evaluations += 1
-            graph, count = record_and_count(spec.f.checked, spec.f.time(t, nudge), y0, held)
+            recording, count = record_and_count(spec.f.checked, spec.f.time(t, nudge), y0, learnable)
             spec.f.evaluations += count is None
-            return graph, count
+            return recording, count
 
-        frontier = Frontier([*held, *(given or ())])
-        graph, count = evaluate()
-        strangers = [weakref.ref(x) for x in frontier.strangers(graph.out, (graph.y,))]
+        frontier = Frontier([*learnable, *(given or ())])
+        recording, count = evaluate()
+        strangers = [weakref.ref(x) for x in frontier.strangers(recording.out, (recording.y,))]
         if strangers:
             # Leaves that f made itself, as a copy of y to differentiate in, die with the graph and are no parameters.
-            del graph
+            del recording
             frontier = Frontier([*frontier.tensors, *(x for ref in strangers if (x := ref()) is not None)])
-            graph, count = evaluate()
-        params, met = _parameters(spec.f.f, graph, frontier, given)
-        return cls(t, nudge, graph, params, met, count)
+            recording, count = evaluate()
+        params, met = _parameters(spec.f.f, recording, frontier, given)
+        return cls(t, nudge, recording, params, met, count)
 
     @property
     def value(self) -> Tensor:
-        return self.graph.out.detach()
+        return self.recording.out.detach()
 
     def stands_alone(self) -> bool:
         """Whether the graph can be differentiated apart from what y0 was computed by.
 
-        It leads to y0 itself. Where a parameter is behind y0 too, or y0 is watched, it is not taken apart.
+        It leads to y0 itself. If a parameter is behind y0 too, or y0 is watched, it is not taken apart.
         """
-        y = self.graph.y
+        y = self.recording.y
         if y.grad_fn is None:
             return not private.has_hooks(y)
         if private.has_hooks(y) or y.retains_grad:
             return False
-        known = {id(p) for p in self.params}
+        params = {id(p) for p in self.params}
         made = {p.grad_fn for p in self.params if p.grad_fn is not None}
-        return not any(node in made or id(getattr(node, "variable", None)) in known for node in upstream(y))
+        return not any(node in made or id(getattr(node, "variable", None)) in params for node in upstream(y))
 
     def reentrant(self) -> bool:
         """Whether a checkpoint inside of f lets only ``backward()`` pass, and no single gradient."""
-        return any(private.is_reentrant_checkpoint(node) for node in upstream(self.graph.out))
+        return any(private.is_reentrant_checkpoint(node) for node in upstream(self.recording.out))
 
 
-class Begun:
+class StartedDynamics:
     """The dynamics of a solve whose first evaluation has been made."""
 
     def __init__(self, f: Dynamics, first: First, value: Tensor) -> None:
@@ -102,17 +102,17 @@ class Begun:
 def _first_nudge(spec: Spec) -> int:
     """On which side of the initial time the solve evaluates f first."""
     first, last = spec.make_observer().interval
-    control, settings = spec.solver.make_control(), spec.solver.settings
-    beside = control.perturb or (first in settings.jump_t and settings.first_step is not None)
-    return (1 if last > first else -1) if beside else 0
+    if spec.solver.make_control().perturb:
+        return 1 if last > first else -1
+    return spec.solver.settings.first_nudge(first, last)
 
 
 def _parameters(
-    f: Callable[..., Any], graph: Graph, frontier: Frontier, given: Sequence[Tensor] | None
+    f: Callable[..., Any], recording: Recording, frontier: Frontier, given: Sequence[Tensor] | None
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Tensors to differentiate in, and those of them that an evaluation met."""
     asked = distinct(given or ())
-    met = [x for x in frontier.explore(graph.out)[0] if x is not graph.y]
+    met = [x for x in frontier.explore(recording.out)[0] if x is not recording.y]
     if isinstance(given, Only):
         params = separate(asked)
         return tuple(params), tuple(x for x in met if any(x is p for p in params))

@@ -49,10 +49,10 @@ class Flow:
             return self.plain.checked(times, y)
         return torch.stack([self.plain.checked(ti, yi) for ti, yi in zip(times, y, strict=True)])
 
-    def moved(self, y: Tensor, begin: Tensor, end: Tensor) -> Tensor:
+    def move(self, y: Tensor, begin: Tensor, end: Tensor) -> Tensor:
         """States moved from one time to another by a recorded Runge-Kutta step.
 
-        Where both times are equal, so are the states; the step has the derivatives of the movement up to order four.
+        If both times are equal, so are the states; the step has the derivatives of the movement up to order four.
         """
         length = end - begin
         dt = length.reshape(*begin.shape, *(1,) * (y.ndim - begin.ndim)).to(y.dtype.to_real())
@@ -81,7 +81,7 @@ class _Shift(torch.autograd.Function):
             gates = Gates()
             y, t = gates(y), gates(t)
             begin, end = (t.detach(), t) if ctx.sign > 0 else (t, t.detach())
-            return None, None, *gates.gradients([ctx.flow.moved(y, begin, end)], [y, t, *params], [g])
+            return None, None, *gates.gradients([ctx.flow.move(y, begin, end)], [y, t, *params], [g])
         rate = ctx.flow(t.detach(), y.detach())
         inner = _dot(g, rate).reshape(*t.shape, -1).sum(-1)
         return None, None, g, ctx.sign * inner.to(t), *(None for _ in params)
@@ -95,7 +95,7 @@ def shift(flow: Flow, y: Tensor, t: Tensor, *, sign: float = 1.0, params: Sequen
     """
     if private.is_transformed():
         begin, end = (t.detach(), t) if sign > 0 else (t, t.detach())
-        return flow.moved(y, begin, end)
+        return flow.move(y, begin, end)
     return _Shift.apply(flow, sign, y, t, *params)
 
 
@@ -162,7 +162,7 @@ class Crossing:
         """Two steps of Newton's method for the time at which the solution through ``y`` at ``t`` has its event."""
         begin = now = t.detach()
         for _ in range(2):
-            state = self.flow.moved(y, begin, now)
+            state = self.flow.move(y, begin, now)
             now = now - self.value(now, state) / self.rate(now, state)
         return now
 

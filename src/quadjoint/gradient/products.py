@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quadjoint.autograd.aliases import Aliases
 from quadjoint.autograd.leaves import Frontier
-from quadjoint.autograd.recorded import NOTHING, Graph, record
+from quadjoint.autograd.recorded import NOTHING, Recording, record
 from quadjoint.gradient.base import Task
 from quadjoint.solver.dynamics import Dynamics, stack_call
 from quadjoint.solver.protocols import Time
@@ -79,27 +79,27 @@ class Products:
         (g,) = torch.autograd.grad(out, y, a, retain_graph=True, allow_unused=True)
         return torch.zeros_like(y) if g is None else g
 
-    def record(self, t: Time, y: Tensor, nudge: int = 0, within: AbstractContextManager[Any] = NOTHING) -> Graph:
+    def record(self, t: Time, y: Tensor, nudge: int = 0, within: AbstractContextManager[Any] = NOTHING) -> Recording:
         """One recorded evaluation, and the input that it can be differentiated in."""
         self.stats.backward_evaluations += 1
         with self.aliases if self.aliases else NOTHING:
-            graph = record(lambda t, y: self.f(t, y, nudge), t, y.detach(), within)
-        self.watch(graph.out, graph.y)
-        return graph
+            recording = record(lambda t, y: self.f(t, y, nudge), t, y.detach(), within)
+        self.watch(recording.out, recording.y)
+        return recording
 
     def record_stack(self, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
-        """f at a stack of points, recorded by autograd: one call under vmap where f allows it."""
+        """f at a stack of points, recorded by autograd: one call under vmap if f allows it."""
         self.stats.backward_evaluations += len(ys)
         with torch.enable_grad(), self.aliases if self.aliases else NOTHING:
             out = stack_call(self.f, times, ys)
         self.watch(out, ys)
         return out
 
-    def watch(self, out: Tensor, *known: Tensor) -> None:
-        """Note tensors that an evaluation depends on and that nobody has named; ``known`` are the state and times."""
+    def watch(self, out: Tensor, *inputs: Tensor) -> None:
+        """Note tensors that an evaluation depends on and that nobody has named; ``inputs`` are the state and times."""
         if self.frontier is None or not out.requires_grad:
             return
-        found = self.frontier.strangers(out, known)
+        found = self.frontier.strangers(out, inputs)
         if found:
             self.strangers = [ref for ref in self.strangers if ref() is not None]
             self.strangers += [weakref.ref(x) for x in found]

@@ -48,7 +48,7 @@ class Beginning:
     """The first evaluation of a solve, against which f is held in the backward pass."""
 
     def __init__(self, first: First) -> None:
-        self.t, self.nudge, self.y0, self.value = first.t, first.nudge, first.graph.y.detach(), first.value
+        self.t, self.nudge, self.y0, self.value = first.t, first.nudge, first.recording.y.detach(), first.value
 
     def prove(self, task: Task) -> None:
         """Refuse to differentiate another function than was solved, as far as the initial point shows it."""

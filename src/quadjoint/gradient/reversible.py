@@ -13,7 +13,7 @@ from torch import Tensor
 from quadjoint.errors import QuadjointWarning, SolveError
 from quadjoint.gradient.base import Gradient, Gradients, Task
 from quadjoint.gradient.cotangents import Cotangents
-from quadjoint.gradient.first import Begun, First
+from quadjoint.gradient.first import First, StartedDynamics
 from quadjoint.gradient.products import Products
 from quadjoint.solver.integrate import Integration
 from quadjoint.solver.methods.leapfrog import AsynchronousLeapfrog
@@ -52,7 +52,7 @@ class Reversible(Gradient):
                 "gradient='reversible' with options['step_size'] needs every observation time on the grid."
             )
 
-    def adapted(self, spec: Spec) -> Spec:
+    def adapt(self, spec: Spec) -> Spec:
         """Land on every observation: interpolated ones would need states inside steps."""
         solver = spec.solver
         if not isinstance(solver.stepper, AsynchronousLeapfrog) or solver.grid is not None or spec.event is not None:
@@ -61,7 +61,7 @@ class Reversible(Gradient):
 
     def recorder(self, task: Task, first: First | None) -> _Ending:
         assert first is not None
-        return _Ending(Begun(task.f, first, first.value), first.graph.y.detach())
+        return _Ending(StartedDynamics(task.f, first, first.value), first.recording.y.detach())
 
     def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
         cotangents.check_finite()
@@ -79,7 +79,7 @@ class Reversible(Gradient):
         for index in range(len(run.taken) - 1, -1, -1):
             taken = run.taken[index]
             t0, h = taken.t0, taken.t1 - taken.t0
-            first, last = cotangents.inside(index)
+            first, last = cotangents.range_in_step(index)
             a = a + cotangents.grads[first:last].sum(0)
             middle = stepper.middle(y, v, h)
             out, point = products.record(t0 + 0.5 * h, middle)
@@ -101,8 +101,8 @@ class Reversible(Gradient):
 class _Ending:
     """What the inverse steps start from, and the velocities that a discontinuity has interrupted."""
 
-    def __init__(self, flow: Begun, y0: Tensor) -> None:
-        self.flow, self.y0 = flow, y0
+    def __init__(self, dynamics: StartedDynamics, y0: Tensor) -> None:
+        self.dynamics, self.y0 = dynamics, y0
         self.y = self.v = y0
         self.count = 0
         self.restarts: dict[int, Tensor] = {}
@@ -136,7 +136,7 @@ def _check_reconstruction(spec: Spec, found: Tensor, y0: Tensor, end: Tensor) ->
     if not distance <= allowed:
         warnings.warn(
             f"The states that gradient='reversible' reconstructed end {distance:.1e} away from y0, more than the "
-            f"tolerance of {allowed:.1e}: rounding grows backwards in time where the dynamics contract, and the "
+            f"tolerance of {allowed:.1e}: rounding grows backwards in time if the dynamics contract, and the "
             "gradient is not to be trusted. Use gradient='discrete' or 'direct', a shorter interval, or float64.",
             QuadjointWarning,
             stacklevel=2,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,15 @@ from quadjoint.errors import warn_once
 from quadjoint.solver.protocols import Time
 from quadjoint.solver.state import Layout
 
-TimeMap = Callable[[Tensor], tuple[Tensor, Tensor]]  # s to (t, dt/ds), both shaped to broadcast against the state
+
+class TimeMap(Protocol):
+    """A time that the samples of a batch share, as each sample's own."""
+
+    def __call__(self, s: Tensor) -> tuple[Tensor, Tensor]:
+        """s to (t, dt/ds), both shaped to broadcast against the state."""
+
+    def parts(self) -> tuple[Callable[..., tuple[Tensor, Tensor]], tuple[Tensor, ...]]:
+        """The map as a function of s and of tensors."""
 
 
 _IN_PLACE = "f changed its input y in place; return a new tensor instead (for example y * 2, not y.mul_(2))."
@@ -124,7 +132,7 @@ class Dynamics:
         with torch.enable_grad():
             out = self._call(t, y)
         if recording and isinstance(out, Tensor) and not private.is_transformed():
-            # Where f depends on nothing that requires grad but this copy of y, there is nothing to record.
+            # If f depends on nothing that requires grad but this copy of y, there is nothing to record.
             return out if any(x is not y for x in leaves(out)) else out.detach()
         return out
 
@@ -180,7 +188,7 @@ def _differentiable(y: Tensor) -> Tensor:
         ) from error
 
 
-# What vmap raises where it cannot evaluate a function.
+# What vmap raises if it cannot evaluate a function.
 _UNSTACKABLE = (RuntimeError, NotImplementedError, ValueError, TypeError)
 
 
@@ -194,7 +202,7 @@ def _rule_out_vmap(f: Dynamics) -> None:
 
 
 def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
-    """f at a stack of (t, y) as one evaluation, or as a loop where f cannot be vectorised (said once)."""
+    """f at a stack of (t, y) as one evaluation, or as a loop if f cannot be vectorised (said once)."""
     ts = torch.as_tensor(times, dtype=f.time_dtype, device=ys.device)
     _rule_out_vmap(f)
     if len(ys) > 1 and f.stackable is not False:

@@ -38,31 +38,31 @@ class EventWatch:
     def locate(self, step: Step) -> float:
         """The end of a bracket at which the event has happened, on the continuous extension of the step.
 
-        Chandrupatla's method (1997): inverse quadratic interpolation where it is safe, else bisection.
+        Chandrupatla's method (1997): inverse quadratic interpolation if it is safe, else bisection.
         """
         a, b = step.t1, step.t0
-        value_a, value_b = self.value(a, step.y1), self._inside(step, b)
+        value_a, value_b = self.value(a, step.y1), self._value_inside(step, b)
         c, value_c = b, value_b
         resolution = max(self.tolerance * abs(a - b), 2 * math.ulp(max(abs(a), abs(b))))
         fraction = 0.5
         while abs(b - a) > resolution and value_a != 0.0:
             middle = a + fraction * (b - a)
-            value = self._inside(step, middle)
+            value = self._value_inside(step, middle)
             if (value > 0.0) == (value_a > 0.0):
                 c, value_c = a, value_a
             else:
                 c, value_c, b, value_b = b, value_b, a, value_a
             a, value_a = middle, value
             limit = 0.5 * resolution / abs(b - a)
-            fraction = min(1.0 - limit, max(limit, _interpolated(a, b, c, value_a, value_b, value_c)))
+            fraction = min(1.0 - limit, max(limit, _next_fraction(a, b, c, value_a, value_b, value_c)))
         return a if value_a <= 0.0 else b
 
-    def _inside(self, step: Step, t: float) -> float:
+    def _value_inside(self, step: Step, t: float) -> float:
         with torch.no_grad():
             return self.value(t, step.y0 if t == step.t0 else step.evaluate([t])[0])
 
 
-def _interpolated(a: float, b: float, c: float, fa: float, fb: float, fc: float) -> float:
+def _next_fraction(a: float, b: float, c: float, fa: float, fb: float, fc: float) -> float:
     """Where between a (0) and b (1) the next point lies."""
     xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb) if fc != fb else math.inf
     if not (phi * phi < xi and (1.0 - phi) ** 2 < 1.0 - xi):

@@ -20,12 +20,17 @@ def positive(name: str, value: Any, *, zero: bool = False) -> float:
     return number
 
 
-def make_grid(options: dict[str, Any], problem: InitialValue) -> Tensor:
-    """The grid of a fixed-step method as a tensor: the observation times unless an option says otherwise."""
+def make_grid(options: dict[str, Any], problem: InitialValue, *, jump_t: tuple[float, ...] = ()) -> Tensor:
+    """The grid of a fixed-step method as a tensor: the observation times unless an option says otherwise.
+
+    Steps end at the discontinuities ``jump_t`` as well.
+    """
     step_size, constructor = options.get("step_size"), options.get("grid_constructor")
     if step_size is not None and constructor is not None:
         raise ValueError("Give options['step_size'] or options['grid_constructor'], not both.")
     if problem.open_end and step_size is not None:
+        if jump_t:
+            raise ValueError("options['jump_t'] with event_fn needs an adaptive method.")
         first, last = problem.times[0], problem.times[-1]
         h = math.copysign(positive("step_size", step_size), last - first)
         return torch.tensor([first, first + h], dtype=torch.float64)
@@ -34,6 +39,7 @@ def make_grid(options: dict[str, Any], problem: InitialValue) -> Tensor:
         grid = _through(grid, torch.as_tensor(constructor(problem.f, problem.y0, grid)))
     elif step_size is not None:
         grid = _regular(grid, positive("step_size", step_size))
+    grid = _with_jumps(grid, jump_t)
     _check(grid.detach().to("cpu", torch.float64).tolist(), problem.times)
     return grid
 
@@ -42,7 +48,7 @@ def _regular(t: Tensor, h: float) -> Tensor:
     """From t[0] to t[-1] in steps of length h, the last of them shorter."""
     first, last = t.detach()[[0, -1]].tolist()
     length = last - first
-    # A last step as short as the rounding of the times is none.
+    # A last step as short as the rounding of the times is left out.
     rounding = 4 * torch.finfo(t.dtype).eps * max(abs(first), abs(last)) / h
     n = max(1, math.ceil(abs(length) / h - max(1e-9, rounding)))
     steps = torch.arange(n, dtype=torch.float64, device="cpu") * math.copysign(h, length)
@@ -58,6 +64,18 @@ def _through(t: Tensor, grid: Tensor) -> Tensor:
     hit = (points[near] - times).abs() <= slack
     index = torch.full((len(points),), -1).index_copy_(0, near[hit], torch.arange(len(times))[hit]).to(t.device)
     return torch.where(index >= 0, t[index.clamp(min=0)], grid.to(t))
+
+
+def _with_jumps(grid: Tensor, jump_t: tuple[float, ...]) -> Tensor:
+    """The grid with the times of discontinuities inside it, at which steps are to end as well."""
+    if not jump_t:
+        return grid
+    sign = 1.0 if grid[-1] >= grid[0] else -1.0
+    jumps = torch.tensor(jump_t, dtype=torch.float64).to(grid)
+    inside = (sign * jumps > sign * grid.detach()[0]) & (sign * jumps < sign * grid.detach()[-1])
+    new = inside & ~torch.isin(jumps, grid.detach())
+    joined = torch.cat([grid, jumps[new].unique()])
+    return joined[(sign * joined.detach()).argsort()]
 
 
 def _check(grid: list[float], times: list[float]) -> None:

@@ -14,6 +14,7 @@ from quadjoint.solver.events import EventWatch
 from quadjoint.solver.observe import Observer, SampleObserver
 from quadjoint.solver.protocols import Nudge, Step, Stepper, VectorField
 from quadjoint.solver.state import is_finite
+from quadjoint.solver.stiffness import ADVICE, NEAR, StiffnessWatch, stiffness
 
 Jumps = dict[float, Callable[[Tensor], Tensor]]
 
@@ -90,6 +91,7 @@ class Integrator:
             observer.times[-1] = self.t_end
         self.stops = _stops(self.t, self.t_end, control, self.jumps)
         self.discontinuities = set(control.settings.jump_t)
+        self.stiffness = StiffnessWatch(stepper, f)
         self.carry = control.start(f, self.t, self.y, towards)
         self.fresh = self.t in self.discontinuities
 
@@ -142,7 +144,9 @@ class Integrator:
             self.observer.collect(step)
         if self.hooks.accepted:
             self.hooks.accepted(step)
+        self.stiffness.accept(step)
         self.t, self.y, self.carry = step.t1, step.y1, step.carry
+        _forget(step)
         self.fresh = self.t in self.discontinuities
         if self.t in self.jumps:
             self.y = self.jumps[self.t](self.y)
@@ -173,7 +177,7 @@ def retrace(
 ) -> Integration:
     """Take the accepted steps of a solve again: the same numbers, without any control.
 
-    ``points`` are the ends of the steps as a tensor, where they are to be differentiated in.
+    ``points`` are the ends of the steps as a tensor, if they are to be differentiated in.
     """
     out = Integration(y0, list(taken))
     observer.begin(y0)
@@ -184,16 +188,34 @@ def retrace(
         out.steps.append(step)
         observer.collect(step)
         y, carry = step.y1, None if step.t1 in discontinuities else step.carry
+        _forget(step)
     out.ys = observer.take()
     return out
+
+
+def _forget(step: Step) -> None:
+    """Steps may be kept; what an implicit one knows for the next need not be."""
+    forget = getattr(step, "forget", None)
+    if forget is not None:
+        forget()
 
 
 def _too_many(control: Control, t: float, t_end: float, step: Step) -> TooManyStepsError:
     return TooManyStepsError(
         f"{control.settings.max_num_steps} steps were not enough: the solve got to t = {t:.6g} of {t_end:.6g} "
-        f"with step size {abs(step.t1 - step.t0):.3g}. Raise options['max_num_steps'], loosen the tolerances, "
-        "or, if the problem is stiff, use method='scipy_solver' with options={'solver': 'LSODA'}."
+        f"with step size {abs(step.t1 - step.t0):.3g}. {_remedy(step)}"
     )
+
+
+def _remedy(step: Step) -> str:
+    """What to do about too many steps."""
+    others = "raise options['max_num_steps'] or loosen the tolerances"
+    if getattr(step, "failed", None) is not None:  # it is implicit already
+        return f"{others[0].upper()}{others[1:]}."
+    found = stiffness(step)
+    if found is not None and found >= NEAR:
+        return f"The problem is stiff, as stability limits the step, and not the tolerance: {ADVICE}. Else {others}."
+    return f"{others[0].upper()}{others[1:]}; if the problem is stiff, {ADVICE}."
 
 
 def _stops(t0: float, t_end: float, control: Control, jumps: Jumps) -> list[float]:

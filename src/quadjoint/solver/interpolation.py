@@ -78,6 +78,7 @@ class HermiteStep:
     """
 
     ratio = None
+    settled = False
 
     def __init__(
         self,
@@ -100,6 +101,10 @@ class HermiteStep:
         self.carry, self.retry, self.error, self.clock = carry, retry, error, clock
         self.linear, self.exact_slopes = linear, exact_slopes
         self.grad = torch.is_grad_enabled()
+
+    @property
+    def slope(self) -> Tensor:
+        return self.f0
 
     @property
     def f1(self) -> Tensor:

@@ -22,7 +22,7 @@ class Observer:
 
     def __init__(self, times: Sequence[float], points: Tensor | None = None, start: float | None = None) -> None:
         self.times = list(times)
-        self.points = points  # the same times as a tensor, where they are differentiated on a fixed grid
+        self.points = points  # the same times as a tensor, if they are differentiated on a fixed grid
         self.start = self.times[0] if start is None else start
         self.next = 1 if start is None else 0
         self.states = Rows()
@@ -68,12 +68,12 @@ class Observer:
 
 
 class SampleObserver:
-    """As ``Observer``, for a batch in which each sample has its own increasing times in [0, 1], shape (B, K)."""
+    """As ``Observer``, for a batch in which each sample has its own increasing times in [0, end], shape (B, K)."""
 
     points = None
 
-    def __init__(self, times: np.ndarray) -> None:
-        self.times = times
+    def __init__(self, times: np.ndarray, end: float = 1.0) -> None:
+        self.times, self.end = times, end
         flat = times.T.reshape(-1)  # (K * B), as the output lies
         self.order = np.argsort(flat, kind="stable")
         self.sorted = flat[self.order]
@@ -84,7 +84,7 @@ class SampleObserver:
 
     @property
     def interval(self) -> tuple[float, float]:
-        return self.start, 1.0
+        return self.start, self.end
 
     def rest(self, t: float) -> Callable[[], SampleObserver]:
         """Observers of what is still to come at ``t``."""

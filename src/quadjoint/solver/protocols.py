@@ -47,6 +47,14 @@ class Step(Protocol):
         """What another attempt from ``t0`` goes on from, after this one was rejected; None for what this one had."""
 
     @property
+    def slope(self) -> Tensor | None:
+        """f(t0, y0), or what the method has in its place, if it was evaluated."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether a next step of the same length is cheaper than one of another."""
+
+    @property
     def error(self) -> Tensor | None:
         """Estimate of the local error; None if the method has none."""
 
@@ -79,7 +87,7 @@ class Stepper(Protocol):
     """Takes single steps. It does not decide whether a step is good enough or how long the next one is.
 
     A class of your own inherits from this one, sets ``order`` and defines ``step``; it changes the other attributes
-    where it can do more. An object of it can be given as ``method=``.
+    if it can do more. An object of it can be given as ``method=``.
 
     >>> import torch, quadjoint as qj
     >>> class Ralston(qj.Stepper):
@@ -98,6 +106,7 @@ class Stepper(Protocol):
     adaptive: bool = False  # its steps estimate their error
     free: bool = False  # it chooses and judges the lengths of its steps itself
     recordable: bool = True  # autograd can record its steps
+    transformable: bool = True  # its steps are made of torch's own operations, which torch.func differentiates and maps
     transposable: bool = False  # its steps are Runge-Kutta steps, which "discrete" transposes
     clocked: bool = False  # its steps can be differentiated in their ends
     keeps_inputs: bool = False  # its steps hold the inputs of their stages
@@ -147,9 +156,7 @@ class Stepper(Protocol):
 class Controller(Protocol):
     """Turns the errors of steps into the factor by which the step size changes. It has no state of its own."""
 
-    def factor(
-        self, ratio: float, history: tuple[float, float], *, order: int, safety: float, growth: float
-    ) -> float:
+    def factor(self, ratio: float, history: tuple[float, float], *, order: int, safety: float, growth: float) -> float:
         """The factor, which is then kept between ``dfactor`` and ``ifactor``.
 
         ``ratio`` is the error of the step just made in units of the tolerance (at most one if it was accepted),

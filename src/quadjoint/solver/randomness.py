@@ -13,7 +13,7 @@ class RandomnessCheck:
     """Notices a function that draws random numbers (dropout in train mode).
 
     Adaptive steps cannot resolve such dynamics, and a backward pass that evaluates them again differentiates another
-    function than was solved. The default generator's state is compared once a solve; only where it has moved, which
+    function than was solved. The default generator's state is compared once a solve; only if it has moved, which
     another thread may have caused, is f evaluated a few times at one point.
     """
 
@@ -29,7 +29,7 @@ class RandomnessCheck:
     def _state(self) -> list[Tensor]:
         return [torch.get_rng_state(), *([] if self.cuda is None else [torch.cuda.get_rng_state(self.cuda)])]
 
-    def _found(self, spec: Spec, y: Tensor) -> bool:
+    def _draws_numbers(self, spec: Spec, y: Tensor) -> bool:
         if all(torch.equal(a, b) for a, b in zip(self.before, self._state(), strict=True)):
             return False
         f = spec.f
@@ -39,10 +39,10 @@ class RandomnessCheck:
 
     def refuse(self, spec: Spec, y: Tensor, *, fixed_is_fine: bool) -> None:
         """An error if f is random, unless its steps are fixed and no other evaluation than theirs is needed."""
-        if (spec.adaptive or not fixed_is_fine) and self._found(spec, y):
+        if (spec.adaptive or not fixed_is_fine) and self._draws_numbers(spec, y):
             raise ValueError(self.ADVICE)
 
     def explain(self, error: SolveError, spec: Spec, y: Tensor) -> None:
         """Name randomness as the cause of a solve that failed."""
-        if self._found(spec, y):
+        if self._draws_numbers(spec, y):
             raise type(error)(f"{self.ADVICE} The solve ended with: {error}") from None

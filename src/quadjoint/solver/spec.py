@@ -58,6 +58,11 @@ class Solver:
         return self.stepper.order
 
     @property
+    def judges_start(self) -> bool:
+        """Whether the solve itself fails if the initial state is not finite; nobody has to look at it before."""
+        return not self.stepper.free and (self.grid is not None or self.settings.first_step is None)
+
+    @property
     def eager(self) -> Stepper:
         """The stepper for other dynamics than the forward solve's, which may be compiled."""
         return self.stepper.eager
@@ -70,7 +75,9 @@ class Solver:
     def with_settings(self, **changes: Any) -> Solver:
         """The same adaptive solver with other settings."""
         settings = replace(self.settings, **changes)
-        return replace(self, settings=settings, make_control=lambda: AdaptiveControl(settings, self.stepper.estimate_order))
+        return replace(
+            self, settings=settings, make_control=lambda: AdaptiveControl(settings, self.stepper.estimate_order)
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +102,7 @@ class Spec:
         return self.solver.grid is None
 
     def times(self, event_time: float | None = None) -> list[float]:
-        """Times shared by the batch, with that of an event last where there is one."""
+        """Times shared by the batch, with that of an event last if there is one."""
         observer = self.make_observer()
         assert isinstance(observer, Observer)
         return observer.times if event_time is None else [*observer.times[:-1], event_time]
@@ -105,7 +112,7 @@ class Spec:
     ) -> Integrator:
         """The solve from ``y0``, ready to run; grad mode decides whether autograd records it.
 
-        ``f`` stands in for the dynamics where their evaluations are to be watched.
+        ``f`` stands in for the dynamics if their evaluations are to be watched.
         """
         observer = self.make_observer()
         watch = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,8 +41,8 @@ def check_times(t: Tensor, name: str = "t") -> np.ndarray:
             raise ValueError(f"{name}[{b}] has NaN between times; padding must come last.")
         steps = np.diff(kept)
         if not ((steps > 0).all() or (steps < 0).all()):
-            where = f"{name}[{b}]" if t.ndim == 2 else name
-            raise ValueError(f"{where} must be strictly increasing or strictly decreasing; got {_short(kept)}.")
+            place = f"{name}[{b}]" if t.ndim == 2 else name
+            raise ValueError(f"{place} must be strictly increasing or strictly decreasing; got {_short(kept)}.")
     return values
 
 
@@ -81,53 +83,144 @@ class LinearMap:
     Times are added up in float64, as far as the device has it, and rounded for f last.
     """
 
+    end = 1.0
+
     def __init__(self, t: Tensor, y: Tensor) -> None:
         shape, self.dtype = (-1, *(1,) * (y.ndim - 1)), y.dtype.to_real()
-        ends = t.detach()[:, [0, -1]].to("cpu", torch.float64)
-        wide = torch.float64 if y.device.type != "mps" else torch.float32
-        self.start = ends[:, 0].reshape(shape).to(y.device, wide)
-        self.length = (ends[:, 1] - ends[:, 0]).reshape(shape).to(y.device, wide)
-        self.rate = self.length.to(self.dtype)
+        self.ends = t.detach()[:, [0, -1]].to("cpu", torch.float64)
+        self.start, self.stop = (self.ends[:, i].reshape(shape).to(y.device, _wide(y)) for i in (0, 1))
+        self.rate = (self.ends[:, 1] - self.ends[:, 0]).reshape(shape).to(y.device, self.dtype)
 
     def __call__(self, s: Tensor) -> tuple[Tensor, Tensor]:
-        return (self.start + s * self.length).to(self.dtype), self.rate
+        # Exact at both ends, beyond which f may be another function.
+        return torch.lerp(self.start, self.stop, s.to(self.start.dtype)).to(self.dtype), self.rate
+
+    def times(self, s: np.ndarray) -> np.ndarray:
+        """The times of each sample at its row of s, shape (B, n)."""
+        first, last = self.ends.numpy().T[:, :, None]
+        return first + s * (last - first)
+
+    def inverse(self, t: np.ndarray) -> np.ndarray:
+        """Where each sample's times lie between its first and its last, shape (B, n)."""
+        first, last = self.ends.numpy().T[:, :, None]
+        length = last - first
+        return np.clip((t - first) / np.where(length == 0, 1.0, length), 0.0, 1.0)
+
+    def parts(self) -> tuple[Callable[..., tuple[Tensor, Tensor]], tuple[Tensor, ...]]:
+        """The map as a function of s and of tensors, for a compiled graph that serves all maps of this kind."""
+        tensors = self.start.to(self.dtype), self.stop.to(self.dtype), self.rate
+        return (lambda s, start, stop, rate: (torch.lerp(start, stop, s), rate)), tensors
 
 
 class PiecewiseMap:
-    """s in [k, k + 1] to each sample's time between its observations k and k + 1: all samples observe at once."""
+    """s in [k, k + 1] to each sample's time between its entries k and k + 1 of a table: all samples get there at once.
+
+    A time of piece k never rounds to one of the ends of the piece, so that f, which may have a discontinuity there, is
+    evaluated on the side of the piece.
+    """
 
     def __init__(self, t: Tensor, y: Tensor) -> None:
         self.shape, self.dtype = (-1, *(1,) * (y.ndim - 1)), y.dtype.to_real()
-        table = t.detach().to("cpu", torch.float64).T.contiguous()  # (K, B)
-        wide = torch.float64 if y.device.type != "mps" else torch.float32
-        self.table, self.rates = table.to(y.device, wide), table.diff(dim=0).to(y.device, wide)
+        self.table = t.detach().to("cpu", torch.float64)  # shape: (B, K)
+        rounded = self.table.to(self.dtype)
+        first, last = rounded[:, :-1], rounded[:, 1:]
+        inside = torch.stack([torch.nextafter(first, last), torch.nextafter(last, first)]).double()
+        low, high = inside.amin(0), inside.amax(0)
+        pieces = torch.stack([self.table[:, :-1], self.table.diff(dim=1), low, high])
+        self.pieces = pieces.movedim(2, 0).contiguous().to(y.device, _wide(y))  # shape: (K - 1, 4, B)
+        self.end = float(len(self.pieces))
 
     def __call__(self, s: Tensor) -> tuple[Tensor, Tensor]:
-        k = s.detach().floor().clamp(0, len(self.rates) - 1).long()
-        t = self.table[k] + (s - k) * self.rates[k]
-        return t.to(self.dtype).reshape(self.shape), self.rates[k].to(self.dtype).reshape(self.shape)
+        return _piecewise(s, self.pieces, self.dtype, self.shape)
+
+    def times(self, s: np.ndarray) -> np.ndarray:
+        """The times of each sample at its row of s, shape (B, n)."""
+        table = self.table.numpy()
+        k = np.clip(np.floor(s), 0, table.shape[1] - 2).astype(np.int64)
+        first, last = (np.take_along_axis(table, i, axis=1) for i in (k, k + 1))
+        return first + (s - k) * (last - first)
+
+    def inverse(self, t: np.ndarray) -> np.ndarray:
+        """Where on the common clock each sample reaches its times, shape (B, n)."""
+        out = np.empty_like(t)
+        for row, times, s in zip(self.table.numpy(), t, out, strict=True):
+            sign = 1.0 if row[-1] >= row[0] else -1.0
+            distinct, first = np.unique(sign * row, return_index=True)
+            s[:] = np.interp(sign * times, distinct, first.astype(np.float64))
+        return out
+
+    def parts(self) -> tuple[Callable[..., tuple[Tensor, Tensor]], tuple[Tensor, ...]]:
+        """The map as a function of s and of tensors, for a compiled graph that serves all maps of this kind."""
+        dtype, shape = self.dtype, self.shape
+        return (lambda s, pieces: _piecewise(s, pieces, dtype, shape)), (self.pieces,)
 
 
-def sample_options(method: Method, options: dict[str, Any], t: Tensor) -> dict[str, Any]:
-    """Options of a solve in the batch's common time, from those given in each sample's own."""
+Clocks = LinearMap | PiecewiseMap
+
+
+def _piecewise(s: Tensor, pieces: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    k = s.detach().floor().clamp(0, len(pieces) - 1).long()
+    first, rate, low, high = pieces[k].unbind(0)
+    t = torch.clamp(first + (s - k) * rate, low, high)
+    return t.to(dtype).reshape(shape), rate.to(dtype).reshape(shape)
+
+
+def _wide(y: Tensor) -> torch.dtype:
+    return torch.float64 if y.device.type != "mps" else torch.float32
+
+
+def common_clock(method: Method, options: dict[str, Any], t: Tensor, y: Tensor) -> tuple[Clocks, dict[str, Any]]:
+    """The time that all samples of a batch share in a solve, and the options in it, from those in their own times.
+
+    Where f of each sample has discontinuities, options["jump_t"], the k-th of every sample is at k.
+    """
     if runge_kutta_of(method) is None:
         raise ValueError(f"Times per sample need a Runge-Kutta method; got method={method!r}.")
-    for name in ("grid_constructor", "step_t", "jump_t"):
+    for name in ("grid_constructor", "step_t"):
         if options.get(name) is not None:
             raise ValueError(f"options[{name!r}] names times, which with times per sample differ between the samples.")
     out = dict(options)
-    # Lengths in time become lengths in the common time, by the longest interval that it stands for.
-    longest = float(t.detach()[:, [0, -1]].double().diff(dim=1).abs().max())
-    for name in ("first_step", "min_step", "max_step", "step_size"):
+    table = _breakpoints(t, out.pop("jump_t", None))
+    longest = table.diff(dim=1).abs().amax(dim=0)  # that a unit of the common time, or a piece of it, stands for
+    for name in ("first_step", "min_step", "max_step"):
         if options.get(name) is not None:
-            out[name] = float(options[name]) / longest
-    return out
+            out[name] = float(options[name]) / float(longest.max())
+    if table.shape[1] == 2:
+        if options.get("step_size") is not None:
+            out["step_size"] = float(options["step_size"]) / float(longest.max())
+        return LinearMap(t, y), out
+    out["jump_t"] = [float(k) for k in range(1, len(longest))]
+    if out.pop("step_size", None) is not None:
+        grid = _grid_of_pieces(longest, float(options["step_size"]))
+        out["grid_constructor"] = lambda f, y0, t: grid
+    return PiecewiseMap(table, y), out
 
 
-def fractions(values: np.ndarray) -> np.ndarray:
-    """Where each sample's times lie between its first and its last, shape (B, K), padding at one."""
-    padding = np.isnan(values)
-    last = np.take_along_axis(values, (~padding).sum(axis=1, keepdims=True) - 1, axis=1)
-    filled = np.where(padding, last, values)
-    length = filled[:, -1:] - filled[:, :1]
-    return np.clip((filled - filled[:, :1]) / np.where(length == 0, 1.0, length), 0.0, 1.0)
+def _breakpoints(t: Tensor, jump_t: Any) -> Tensor:
+    """Start, discontinuities inside and end of each sample's solve, shape (B, K); shorter rows repeat their end."""
+    times = t.detach().to("cpu", torch.float64)
+    start, end = times[:, :1], times[:, -1:]
+    if jump_t is None:
+        return torch.cat([start, end], dim=1)
+    jumps = torch.as_tensor(jump_t, dtype=torch.float64).detach().cpu()
+    if jumps.ndim > 2 or (jumps.ndim == 2 and len(jumps) != len(times)):
+        raise ValueError(
+            f"options['jump_t'] must have shape (J,), or (B, J) for a batch of B = {len(times)} samples with times of "
+            f"their own; got {tuple(jumps.shape)}."
+        )
+    jumps = jumps if jumps.ndim == 2 else jumps.reshape(1, jumps.numel()).expand(len(times), -1)
+    sign = torch.where(end >= start, 1.0, -1.0)
+    inside = (sign * jumps > sign * start) & (sign * jumps < sign * end)  # NaN, which pads rows, is not inside
+    ordered = sign * torch.where(inside, sign * jumps, sign * end).sort(dim=1).values
+    return torch.cat([start, ordered[:, : int(inside.sum(dim=1).max())], end], dim=1)
+
+
+def _grid_of_pieces(longest: Tensor, step_size: float) -> Tensor:
+    """Fixed steps on the common clock that are no longer than ``step_size`` for any sample."""
+    if not step_size > 0:
+        raise ValueError(f"options['step_size'] must be positive; got {step_size}.")
+    points = [
+        np.linspace(k, k + 1.0, max(1, math.ceil(length / step_size - 1e-9)) + 1)[:-1]
+        for k, length in enumerate(longest.tolist())
+    ]
+    return torch.as_tensor(np.concatenate([*points, [float(len(longest))]]))

@@ -12,6 +12,7 @@ from quadjoint.gradient.collocation.gauss_legendre import GaussLegendre
 from quadjoint.gradient.direct import Direct
 from quadjoint.gradient.discrete.discrete_adjoint import DiscreteAdjoint
 from quadjoint.gradient.first import First
+from quadjoint.solver.methods.implicit import ImplicitRungeKutta
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Auto(Gradient):
         if private.saved_tensors_are_watched():
             return Choice(DiscreteAdjoint(activations=0), "discrete: what autograd saves is watched (a checkpoint?)")
         limit = self.memory_limit if self.memory_limit is not None else int(memory_bytes(task.f.device) / 4)
+        if isinstance(solver.eager, ImplicitRungeKutta):
+            return Choice(DiscreteAdjoint(memory_limit=limit), "discrete: steps are implicit, and transposed at once")
         costs = predict(sizes_of(task, first.activation_bytes), limit // 2)
         if not self.exact:
             costs["gq"] = GaussLegendre().predict(task, first.activation_bytes or 0, evaluations=TYPICAL_EVALUATIONS)

@@ -38,7 +38,7 @@ class Sizes:
     rows: int  # samples that one product of f has
     features: int  # numbers in the state of a sample
     state_bytes: int
-    parameters: int
+    parameter_count: int
     parameter_bytes: int
     activation_bytes: int  # kept by autograd for one evaluation
     evaluations: int = TYPICAL_EVALUATIONS  # in the forward solve
@@ -58,7 +58,7 @@ class Estimate:
 def predict(s: Sizes, activations: float = 0) -> dict[str, Estimate]:
     """Time and memory of "direct" and of the modes of "discrete", which may keep so many bytes of ``activations``."""
     e = s.evaluations
-    wide = 2.0 * s.parameters * s.rows / FLOPS
+    wide = 2.0 * s.parameter_count * s.rows / FLOPS
     thin = wide + s.parameter_bytes / READ_BYTES
     element = s.activation_bytes / ELEMENT_BYTES
     gradient = _traffic(s.parameter_bytes)
@@ -69,11 +69,11 @@ def predict(s: Sizes, activations: float = 0) -> dict[str, Estimate]:
         return costs
     kept = int(min(e, activations // max(1, s.activation_bytes)))
     again = (e - kept) * (AGAIN + thin + element)
-    held = e * s.state_bytes + kept * s.activation_bytes
-    costs["joint"] = Estimate(again + e * (JOINT + once + gradient), held + s.activation_bytes)
+    bytes_kept = e * s.state_bytes + kept * s.activation_bytes
+    costs["joint"] = Estimate(again + e * (JOINT + once + gradient), bytes_kept + s.activation_bytes)
     stack = max(1, min(e, CHUNK // max(1, s.rows)))
     saved = gradient if not s.linear else gradient / stack
-    costs["stacked"] = Estimate(again + e * (STACKED + once + saved), held + stack * s.activation_bytes)
+    costs["stacked"] = Estimate(again + e * (STACKED + once + saved), bytes_kept + stack * s.activation_bytes)
     return costs
 
 
@@ -81,9 +81,9 @@ def predict_collocation(s: Sizes, *, steps: int, nodes: int, together: int) -> d
     """Time and memory of "gq" with ``nodes`` in each of ``steps``, whose equations are solved densely or by iteration.
 
     Of every node: an evaluation, the products of the solution (one for each number of a sample, or a few), and one
-    more in the state and the parameters. Of ``together`` steps the nodes are stacked where they are solved densely.
+    more in the state and the parameters. If they are solved densely, the nodes of ``together`` steps are stacked.
     """
-    wide, read = 2.0 * s.parameters * s.rows / FLOPS, s.parameter_bytes / READ_BYTES
+    wide, read = 2.0 * s.parameter_count * s.rows / FLOPS, s.parameter_bytes / READ_BYTES
     element = s.activation_bytes / ELEMENT_BYTES
     forward = s.evaluations * (FORWARD + wide + read + element)
     kept = steps * (nodes + 2) * s.state_bytes

@@ -40,7 +40,7 @@ class Sweep:
 
     # Observations -----------------------------------------------------------------------------------------------------
 
-    def observed(self, panel: Panel) -> Tensor:
+    def observation_terms(self, panel: Panel) -> Tensor:
         """What the observations in a panel add: h b_j(s_k) g_k to kappa_j, and g_k to a0; shape (q + 1, numbers)."""
         first, last = panel.observations
         out = self.a.new_zeros(self.rule.q + 1, len(self.a))
@@ -92,7 +92,7 @@ class Sweep:
     def _iterate(self, panel: Panel, depth: int) -> None:
         q, h = self.rule.q, panel.h
         ys, out = self.record([panel])
-        observed = self.observed(panel)
+        observed = self.observation_terms(panel)
         right = torch.addr(observed[:q], self._constant(self.rule.b * h), self.a)
         coupling = self._constant(self.rule.a.T * h)
         try:
@@ -121,14 +121,14 @@ class Sweep:
         later, mu = self.later
         if later.observations[0] != later.observations[1] or panel.observations[0] != panel.observations[1]:
             return None
-        where = (panel.times(self.rule.c) - later.t0) / later.h
-        weights = self.rule.basis(where) / self.rule.b * (self.rule.b[:, None] * panel.h / later.h)
+        theta = (panel.times(self.rule.c) - later.t0) / later.h
+        weights = self.rule.basis(theta) / self.rule.b * (self.rule.b[:, None] * panel.h / later.h)
         return self._constant(weights) @ mu
 
     # Many panels at once ----------------------------------------------------------------------------------------------
 
     def solve_dense(self, panels: Iterator[Panel], *, size: int) -> bool:
-        """Sweep panels, ``size`` at a time, as small systems; False where that was wrong, and products took over."""
+        """Sweep panels, ``size`` at a time, as small systems; False if that was wrong, and products took over."""
         for chunk in _chunks(panels, size):
             if not self._solve_dense(chunk):
                 self.iterate(itertools.chain(chunk, panels))
@@ -142,7 +142,7 @@ class Sweep:
         ys, out = self.record(panels)
         points = (count, q, -1, d)
         jacobian = jacobians(lambda unit: self.product(out, ys, unit), ys.view(*points)).reshape(*points, d)
-        observed = torch.stack([self.observed(panel) for panel in panels]).reshape(count, q + 1, -1, d)
+        observed = torch.stack([self.observation_terms(panel) for panel in panels]).reshape(count, q + 1, -1, d)
         lengths = np.array([panel.h for panel in panels])
         try:
             maps = PanelMaps(self.rule, lengths, jacobian, observed[:, :q])

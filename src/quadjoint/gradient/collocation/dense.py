@@ -1,9 +1,9 @@
-"""The collocation equations of many panels at once, where samples are small and do not influence each other.
+"""The collocation equations of many panels at once, if samples are small and do not influence each other.
 
 d products on one recorded stack give the d x d Jacobians of every node and sample. Each panel is then a linear map of
 the adjoint, found by one batched factorisation; the adjoints follow from a chain of tiny products. No evaluation of f
 is sequential. One more product of the stack, with the kappas found, gives the parameters' gradient and, without the
-assumption, every mu: where they agree with those of the small systems, the equations are solved, whatever f is.
+assumption, every mu: if they agree with those of the small systems, the equations are solved, whatever f is.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class GaussLegendre(Gradient):
         cotangents.check_finite()
         rule = collocation_rule(self.nodes or _nodes(task.spec, cotangents))
         event, steps = run.event_time, max(1, run.accepted_steps)
-        together = self._together(task.f, memory.activation_bytes, rule.q)
+        together = self._steps_at_once(task.f, memory.activation_bytes, rule.q)
         dense = self._solution(task, memory.activation_bytes, steps=steps, nodes=rule.q) == "dense"
 
         def sweep(depth: int) -> tuple[Tensor, list[Tensor | None]]:
@@ -125,7 +125,7 @@ class GaussLegendre(Gradient):
         steps = max(1, evaluations // stepper.evaluations)
         nodes = self.nodes or math.ceil((stepper.order + 1) / 2)
         sizes = sizes_of(task, activation_bytes, evaluations)
-        together = self._together(task.f, activation_bytes, nodes)
+        together = self._steps_at_once(task.f, activation_bytes, nodes)
         costs = predict_collocation(sizes, steps=steps, nodes=nodes, together=together)
         return costs[self._solution(task, activation_bytes, steps=steps, nodes=nodes)]
 
@@ -136,11 +136,11 @@ class GaussLegendre(Gradient):
             return self.solve
         if sample_size(f.shape) > SMALL or f.dtype.is_complex or f.shape.numel() == 0:
             return "iterate"
-        together = self._together(f, activation_bytes, nodes)
+        together = self._steps_at_once(f, activation_bytes, nodes)
         costs = predict_collocation(sizes_of(task, activation_bytes), steps=steps, nodes=nodes, together=together)
         return decide(costs).name
 
-    def _together(self, f: Dynamics, activation_bytes: int, nodes: int) -> int:
+    def _steps_at_once(self, f: Dynamics, activation_bytes: int, nodes: int) -> int:
         """How many steps are solved at once."""
         by_bytes = self.chunk // max(1, nodes * activation_bytes)
         return max(1, min(by_bytes, ROWS // (samples(f.shape) * nodes)))

@@ -1,7 +1,7 @@
 """The collocation equations of one panel, solved by products alone: any state, any coupling of samples.
 
-With mu_i = J_i^T kappa_i they read kappa = r + h A^T mu(kappa). The iteration that is written there contracts where the
-problem is not stiff; where it does not, a Krylov method takes over.
+With mu_i = J_i^T kappa_i they read kappa = r + h A^T mu(kappa). The iteration that is written there contracts if the
+problem is not stiff; if it does not, a Krylov method takes over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quadjoint.solver.krylov import gmres
 
-ITERATIONS = 12  # of the plain iteration; it is given up earlier where it does not contract
+ITERATIONS = 12  # of the plain iteration; it is given up earlier if it does not contract
 SLOW = 0.6  # contraction beyond which a Krylov method is cheaper
 
 

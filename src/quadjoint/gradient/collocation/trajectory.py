@@ -20,10 +20,12 @@ class Trajectory:
     """The accepted steps of the forward solve, as polynomials or, with ``max_states``, as checkpoints."""
 
     def __init__(self, task: Task, first: First, max_states: int | None) -> None:
-        self.flow = Tape(task.f, first)
+        self.dynamics = Tape(task.f, first)
         self.activation_bytes = first.activation_bytes or 0
         self.pieces: list[Piece] = []
-        self.checkpoints = None if max_states is None else StepRecorder(self.flow, stages=False, max_states=max_states)
+        self.checkpoints = (
+            None if max_states is None else StepRecorder(self.dynamics, stages=False, max_states=max_states)
+        )
 
     def __call__(self, step: Step) -> None:
         if self.checkpoints is None:
@@ -41,11 +43,11 @@ class Trajectory:
             if last and event is not None:
                 high = (event - piece.t0) / (piece.t1 - piece.t0)
             last = False
-            yield from _divided(Panel(n, piece, high=high, observations=cotangents.inside(n)), cotangents, depth)
+            yield from _divided(Panel(n, piece, high=high, observations=cotangents.range_in_step(n)), cotangents, depth)
         proof.conclude()
 
     def _proven(self, task: Task, proof: Proof) -> Iterator[tuple[int, Piece]]:
-        """The pieces that were kept; f is held against stages of the forward solve at both ends of them."""
+        """The pieces that were kept; f is compared with stages of the forward solve at both ends."""
         for piece in {id(piece): piece for piece in (*self.pieces[:1], *self.pieces[-1:])}.values():
             start = piece.start()
             if start is not None:

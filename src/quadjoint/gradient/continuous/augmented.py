@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.autograd.recorded import Graph
+from quadjoint.autograd.recorded import Recording
 from quadjoint.solver.methods.jacobian import (
-    Factors,
     Jacobian,
     JacobianSource,
     ProductJacobian,
@@ -22,19 +21,19 @@ from quadjoint.solver.methods.jacobian import (
     linearize,
     row_products,
 )
-from quadjoint.solver.methods.stages import StageMatrix
+from quadjoint.solver.methods.stages import Factors, StageMatrix
 from quadjoint.solver.protocols import Time, VectorField
 
 
 class _Transposed(ProductJacobian):
     """v to -J^T v."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.solver = graph, None
-        self.samples = Samples(graph.y.shape, False, 1, graph.y.numel())
+    def __init__(self, recording: Recording) -> None:
+        self.recording, self.solver = recording, None
+        self.samples = Samples(recording.y.shape, False, 1, recording.y.numel())
 
     def __call__(self, v: Tensor) -> Tensor:
-        return -row_products(self.graph, self.samples)(v.reshape(1, 1, -1)).reshape(v.shape)
+        return -row_products(self.recording, self.samples)(v.reshape(1, 1, -1)).reshape(v.shape)
 
 
 class AugmentedJacobian:

@@ -38,51 +38,70 @@ if TYPE_CHECKING:
     from quadjoint.gradient.continuous.family import ContinuousAdjoint
 
 
-def backward_sweep(how: ContinuousAdjoint, task: Task, run: Integration, cotangents: Cotangents) -> Gradients:
+def solve_backwards(how: ContinuousAdjoint, task: Task, run: Integration, cotangents: Cotangents) -> Gradients:
     """Gradients by the adjoint equation."""
     cotangents.check_finite()
     observer = task.spec.make_observer()
+    positions = None
     if isinstance(observer, SampleObserver):
-        task, jumps = _common_clock(task, run, cotangents, observer)
+        task, jumps, positions = _common_clock(task, run, cotangents, observer)
     else:
         jumps = _jumps(task.spec.times(run.event_time), run.ys, cotangents)
-    return _Sweep(how, task, run, jumps).run()
+    return _BackwardSolve(how, task, run, jumps, positions).run()
 
 
-Jumps = dict[float, tuple[Tensor, Tensor | None]]  # time to the gradient of the loss there and the state observed
+# Time to the gradient of the loss there, the state observed, and which samples observe it (all of them if None).
+Jumps = dict[float, tuple[Tensor, Tensor | None, Tensor | None]]
 
 
 def _jumps(times: list[float], ys: Tensor, cotangents: Cotangents) -> Jumps:
     """Gradients of the observations by time; states asked for later have none that z could be put back on."""
     jumps: Jumps = {}
     for t, g in zip(cotangents.times.tolist(), cotangents.grads, strict=True):
-        jumps[t] = (g if t not in jumps else jumps[t][0] + g, None)
+        jumps[t] = (g if t not in jumps else jumps[t][0] + g, None, None)
     for t, y in zip(times, ys, strict=True):
-        jumps[t] = (jumps[t][0], y)
+        jumps[t] = (jumps[t][0], y, None)
     return jumps
 
 
-def _common_clock(task: Task, run: Integration, cotangents: Cotangents, observer: SampleObserver) -> tuple[Task, Jumps]:
-    """Times per sample: a clock in which all samples make their k-th observation at k."""
+def _common_clock(
+    task: Task, run: Integration, cotangents: Cotangents, observer: SampleObserver
+) -> tuple[Task, Jumps, np.ndarray]:
+    """Times per sample: a clock in which all samples have their k-th observation, or discontinuity of f, at k.
+
+    Returns also where the samples are at k on the clock of the forward solve, shape (B, n).
+    """
     clock = task.f.time_map
-    assert isinstance(clock, LinearMap)
-    fractions = torch.as_tensor(observer.times)  # (B, K)
-    start, length = (x.reshape(-1, 1).to("cpu", torch.float64) for x in (clock.start, clock.length))
-    y = run.ys[:1].expand(len(start), *run.ys.shape[1:])
-    f = Dynamics(task.f.f, y, task.f.layout, PiecewiseMap(start + fractions * length, y))
+    assert isinstance(clock, LinearMap | PiecewiseMap)
+    s = observer.times  # shape: (B, K)
+    kinks = np.minimum(np.arange(1.0, clock.end), s[:, -1:])
+    positions = np.concatenate([kinks, s], axis=1)  # an observation comes after a discontinuity at the same time
+    order = np.argsort(positions, axis=1, kind="stable")
+    positions = np.take_along_axis(positions, order, axis=1)
+    y = run.ys[:1].expand(len(s), *run.ys.shape[1:])
+    f = Dynamics(task.f.f, y, task.f.layout, PiecewiseMap(torch.as_tensor(clock.times(positions)), y))
     f.needs_grad, f.stackable = task.f.needs_grad, task.f.stackable
+    # Column k of a row is an observation of the sample, or a discontinuity, at which nothing is observed.
+    which = torch.as_tensor(order - kinks.shape[1], device=y.device).T  # shape: (n, B)
+    seen, rows = which >= 0, torch.arange(len(s), device=y.device)
+    shape = (-1, *(1,) * (y.ndim - 1))
     grads, ys = observer.arrange(cotangents.grads), observer.arrange(run.ys)
-    return replace(task, spec=replace(task.spec, f=f)), {
-        float(k): (g, y) for k, (g, y) in enumerate(zip(grads, ys, strict=True))
-    }
+    jumps: Jumps = {}
+    for k, (index, here) in enumerate(zip(which.clamp(min=0), seen, strict=True)):
+        mask = here.reshape(shape)
+        jumps[float(k)] = (grads[index, rows] * mask, ys[index, rows], None if bool(here.all()) else mask)
+    return replace(task, spec=replace(task.spec, f=f)), jumps, positions
 
 
-class _Sweep:
+class _BackwardSolve:
     """One backward solve: its state [z, a] or [z, a, a_theta], its dynamics, its jumps."""
 
-    def __init__(self, how: ContinuousAdjoint, task: Task, run: Integration, jumps: Jumps) -> None:
+    def __init__(
+        self, how: ContinuousAdjoint, task: Task, run: Integration, jumps: Jumps, positions: np.ndarray | None
+    ) -> None:
         self.how, self.task, self.accepted_steps, self.jumps = how, task, len(run.taken), jumps
         self.as_tensors = task.f.as_tensors
+        self.positions = positions  # of times per sample, on the clock of the forward solve
         self.products = Products(task)
         self.event = run.event_time is not None
         sign = 1.0 if task.f.time_map is not None else math.copysign(1.0, run.taken[0].t1 - run.taken[0].t0)
@@ -127,11 +146,13 @@ class _Sweep:
 
     def _jump(self, t: float) -> Callable[[Tensor], Tensor]:
         """Apply an observation: add its gradient, and put z back on the forward solution."""
-        g, y = self.jumps[t]
+        g, y, here = self.jumps[t]
 
         def apply(state: Tensor) -> Tensor:
             z, a, *rest = self.layout.unpack(state)
-            return self.layout.pack((z if y is None else y, a + g, *rest))
+            if y is not None:
+                z = y if here is None else torch.where(here, y, z)
+            return self.layout.pack((z, a + g, *rest))
 
         return apply
 
@@ -177,13 +198,13 @@ class _Sweep:
         )
 
     def _discontinuities(self) -> tuple[float, ...]:
-        """Where the dynamics jump: as told, and where the clocks of the samples change their rates."""
+        """Times at which the dynamics jump: as named, and as the clocks of the samples change their rates."""
         if self.task.f.time_map is not None:
             return tuple(self.times[1:-1])
         return self.task.spec.solver.settings.jump_t
 
     def _solver(self, state: Tensor) -> Solver:
-        """The solver of the backward pass: the forward one's method and tolerances unless told otherwise."""
+        """The solver of the backward pass: the forward one's method and tolerances unless others are given."""
         how, forward, times = self.how, self.task.spec.solver, self.times
         rtol = forward.settings.rtol if how.rtol is None else how.rtol
         atol = forward.settings.atol if how.atol is None else how.atol
@@ -221,10 +242,10 @@ class _Sweep:
         return sorted(taken, reverse=sign > 0)
 
     def _common_grid(self, grid: list[float]) -> list[float]:
-        """As many steps between two observations as the forward solve took there at most, for any sample."""
-        observer = self.task.spec.make_observer()
-        assert isinstance(observer, SampleObserver)
-        share = np.diff(observer.times, axis=1).max(axis=0) * (len(grid) - 1)
+        """As many steps between two times as the forward solve took there at most, for any sample."""
+        assert self.positions is not None
+        index = np.interp(self.positions, grid, np.arange(len(grid)))
+        share = np.diff(index, axis=1).max(axis=0)
         points = [np.linspace(k + 1.0, k, max(1, math.ceil(n - 1e-9)) + 1)[:-1] for k, n in enumerate(share)]
         return [*np.concatenate(points[::-1]).tolist(), 0.0]
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quadjoint.gradient.base import Gradient, Gradients, Task
-from quadjoint.gradient.continuous.backward_solve import backward_sweep
+from quadjoint.gradient.continuous.backward_solve import solve_backwards
 from quadjoint.gradient.continuous.integral import InState, Quadrature
 from quadjoint.gradient.cotangents import Cotangents
-from quadjoint.gradient.first import Begun, First
+from quadjoint.gradient.first import First, StartedDynamics
 from quadjoint.gradient.products import Products
 from quadjoint.gradient.proof import Beginning
 from quadjoint.quadrature import Heuristic, NodePolicy
@@ -24,7 +24,7 @@ class ContinuousAdjoint(Gradient):
 
     Args:
         integral: how the gradient of the parameters is computed: ``Quadrature(nodes)`` or ``InState(seminorm)``.
-        rtol, atol, method, options: of the backward solve; those of the forward solve where None.
+        rtol, atol, method, options: of the backward solve; None takes that of the forward solve.
 
     >>> import torch, quadjoint as qj
     >>> w = torch.tensor(0.5, requires_grad=True)
@@ -52,7 +52,7 @@ class ContinuousAdjoint(Gradient):
         products = Products(task)
         if not run.taken:
             return Gradients(cotangents.grads.sum(0), products.sums)
-        return backward_sweep(self, task, run, cotangents)
+        return solve_backwards(self, task, run, cotangents)
 
 
 class _Beginning(Beginning):
@@ -60,7 +60,7 @@ class _Beginning(Beginning):
 
     def __init__(self, task: Task, first: First) -> None:
         super().__init__(first)
-        self.flow = Begun(task.f, first, self.value)
+        self.dynamics = StartedDynamics(task.f, first, self.value)
 
     def __call__(self, step: Step) -> None:
         return

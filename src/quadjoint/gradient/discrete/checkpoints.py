@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from quadjoint.autograd.recorded import Graph
+from quadjoint.autograd.recorded import Recording
 from quadjoint.gradient.discrete.tape import Tape
 from quadjoint.gradient.proof import Proof
 from quadjoint.solver.methods.runge_kutta import RungeKuttaStep
@@ -27,9 +27,9 @@ class StepRecord:
     nudge: tuple[int, int]
     inputs: list[Tensor] | None  # the stage inputs Y_i
     start: Tensor | None = None  # the state at t0, which need not be a stage input
-    graphs: list[Graph | None] | None = None  # of the stages, as far as the forward pass has kept them
+    recordings: list[Recording | None] | None = None  # of the stages, as far as the forward pass has kept them
 
-    def filled(self) -> list[Tensor]:
+    def stage_inputs(self) -> list[Tensor]:
         """The stage inputs of a step that has them."""
         assert self.inputs is not None
         return self.inputs
@@ -39,12 +39,12 @@ class StepRecord:
         assert self.start is not None
         return self.start
 
-    def take(self, i: int) -> Graph | None:
+    def take(self, i: int) -> Recording | None:
         """The graph of stage i, if it was kept; it is used once and then freed."""
-        if self.graphs is None or i >= len(self.graphs):
+        if self.recordings is None or i >= len(self.recordings):
             return None
-        graph, self.graphs[i] = self.graphs[i], None
-        return graph
+        recording, self.recordings[i] = self.recordings[i], None
+        return recording
 
 
 class StepRecorder:
@@ -55,9 +55,9 @@ class StepRecorder:
     """
 
     def __init__(
-        self, flow: Tape, *, stages: bool, max_states: int | None = None, max_bytes: int | None = None
+        self, dynamics: Tape, *, stages: bool, max_states: int | None = None, max_bytes: int | None = None
     ) -> None:
-        self.flow, self.stages, self.max_states, self.max_bytes = flow, stages, max_states, max_bytes
+        self.dynamics, self.stages, self.max_states, self.max_bytes = dynamics, stages, max_states, max_bytes
         self.records: list[StepRecord] = []
         self.states: dict[int, Tensor] = {}
         self.end: Tensor | None = None
@@ -71,9 +71,9 @@ class StepRecorder:
         # After a rejected step the first stage is reused as well; it is not a stage of the step before then.
         shared = step.first_shared and self.carries
         self.carries, self.end = step.carry is not None, step.y1
-        graphs = self.flow.take(step.ks)
+        recordings = self.dynamics.take(step.ks)
         inputs = step.inputs if self.stages else None
-        kept = graphs if self.stages and any(g is not None for g in graphs) else None
+        kept = recordings if self.stages and any(g is not None for g in recordings) else None
         start = step.y0 if self.stages else None
         self.records.append(StepRecord(index, step.t0, step.t1, len(step.ks), shared, step.nudge, inputs, start, kept))
         if self.stages:
@@ -86,9 +86,9 @@ class StepRecorder:
 
     def _keep_states(self) -> None:
         """Give up the stage inputs of all steps so far and to come."""
-        self.stages, self.flow.left = False, 0
+        self.stages, self.dynamics.left = False, 0
         self.states = {r.index: r.begin() for r in self.records}
-        self.records = [replace(r, inputs=None, start=None, graphs=None) for r in self.records]
+        self.records = [replace(r, inputs=None, start=None, recordings=None) for r in self.records]
         self._thin(self.states[0])
 
     def _thin(self, y: Tensor) -> None:
@@ -114,7 +114,7 @@ class StepRecorder:
             return
         kept, end, behind = dict(self.states), len(self.records), self.end
 
-        def filled(record: StepRecord, y: Tensor) -> tuple[StepRecord, RungeKuttaStep]:
+        def fill(record: StepRecord, y: Tensor) -> tuple[StepRecord, RungeKuttaStep]:
             step = replay(record, y)
             if record.index == end - 1 and behind is not None:
                 proof.compare(step.y1, behind, step.y1 - y)
@@ -123,7 +123,7 @@ class StepRecorder:
         for start in sorted(kept, reverse=True):
             spare = end - start if self.max_states is None else self.max_states - len(kept)
             y = kept.pop(start)
-            yield from _reverse(self.records, start, end, y, spare, filled, lambda r, y: replay(r, y).y1)
+            yield from _reverse(self.records, start, end, y, spare, fill, lambda r, y: replay(r, y).y1)
             end, behind = start, y
 
 
@@ -137,7 +137,7 @@ def _reverse(
     end: int,
     y: Tensor,
     spare: int,
-    filled: Callable[[StepRecord, Tensor], tuple[StepRecord, RungeKuttaStep]],
+    fill: Callable[[StepRecord, Tensor], tuple[StepRecord, RungeKuttaStep]],
     advance: Callable[[StepRecord, Tensor], Tensor],
 ) -> Iterator[tuple[StepRecord, RungeKuttaStep]]:
     while end - start > 1:
@@ -146,12 +146,12 @@ def _reverse(
         for record in records[start:middle]:
             here = advance(record, here)
         if spare > 0:
-            yield from _reverse(records, middle, end, here, spare - 1, filled, advance)
+            yield from _reverse(records, middle, end, here, spare - 1, fill, advance)
             end = middle
         else:  # no state to spare: walk to the last step each time
-            yield filled(records[end - 1], here)
+            yield fill(records[end - 1], here)
             end -= 1
-    yield filled(records[start], y)
+    yield fill(records[start], y)
 
 
 def _split(n: int, spare: int) -> int:

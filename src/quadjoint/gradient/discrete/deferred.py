@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from quadjoint.autograd import private
-from quadjoint.autograd.recorded import Graph
+from quadjoint.autograd.recorded import Recording
 from quadjoint.gradient.products import CHUNK_ROWS, LEAST_BYTES, Products
 from quadjoint.solver.rows import Rows
 
@@ -48,18 +48,18 @@ class DeferredLinear(TorchFunctionMode):
             return False
         return bias is None or (id(bias) in self.index and type(bias) in PLAIN and bias.ndim == 1)
 
-    def transpose(self, products: Products, graph: Graph, a: Tensor) -> Tensor:
+    def transpose(self, products: Products, recording: Recording, a: Tensor) -> Tensor:
         """As ``Products.transpose``, with the parameter products of linear layers noted.
 
-        Only in this backward pass: where f itself calls autograd, also within it, it wants its gradients at once.
+        Only in this backward pass: if f itself calls autograd, even within it, it wants its gradients at once.
         """
-        if not graph.out.requires_grad:
-            return torch.zeros_like(graph.y)
+        if not recording.out.requires_grad:
+            return torch.zeros_like(recording.y)
         self.products = products
         try:
             with torch.enable_grad():
-                out = _Begin.apply(graph.out, self)
-            return products.transpose(out, graph.y, a)
+                out = _Begin.apply(recording.out, self)
+            return products.transpose(out, recording.y, a)
         finally:
             self.products, self.task = None, None
 

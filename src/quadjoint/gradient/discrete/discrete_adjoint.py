@@ -89,23 +89,23 @@ class DiscreteAdjoint(Gradient):
     def recorder(self, task: Task, first: First | None) -> _Memory:
         stages = self.keep == "stages" and self.max_states is None and task.spec.solver.stepper.keeps_inputs
         aliases = Aliases(task.params)
-        mode = self._mode(task, first)
+        implicit = isinstance(task.spec.solver.eager, ImplicitRungeKutta)  # whose products are stacked in any case
+        mode = "joint" if implicit else self._mode(task, first)
         if aliases and mode != "joint":
             mode = "joint"
             task.say("products are joint, as parameters have hooks")
-        elif self.mode == "auto":
+        elif self.mode == "auto" and not implicit:
             task.say(f"products are {mode}")
         deferred = DeferredLinear(task.params) if mode == "stacked" else None
         left = 0
-        implicit = isinstance(task.spec.solver.eager, ImplicitRungeKutta)  # evaluations of an iteration are not kept
         if stages and not implicit and not is_recorded_already() and task.spec.solver.points is None:
             size = None if first is None else first.activation_bytes
             left = 0 if size is None else self._allowance // max(1, size)
         within = aliases if aliases else deferred or NOTHING
         # The first evaluation was recorded without aliases.
-        flow = Tape(task.f, first, left=left, within=within, keep_first=not aliases)
+        dynamics = Tape(task.f, first, left=left, within=within, keep_first=not aliases)
         states = None if self.memory_limit is None else self.memory_limit // (2 if left else 1)
-        memory = _Memory(flow, stages=stages, max_states=self.max_states, max_bytes=states)
+        memory = _Memory(dynamics, stages=stages, max_states=self.max_states, max_bytes=states)
         memory.task, memory.aliases, memory.deferred = task, aliases, deferred
         if first is not None:
             memory.activation_bytes, memory.beginning = first.activation_bytes or 0, Beginning(first)

@@ -6,6 +6,7 @@ itself, block by block; the linear equations of a block are those of the forward
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.autograd.recorded import Graph
+from quadjoint.autograd.recorded import Recording
 from quadjoint.gradient.base import Task
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.discrete.checkpoints import StepRecord, StepRecorder
@@ -47,7 +48,8 @@ class ImplicitSweep:
 
     def run(self, memory: StepRecorder) -> Tensor:
         """dL/dy at the start, without the observations there."""
-        proof, pending = Proof(self.task), []
+        proof = Proof(self.task)
+        pending: list[StepRecord] = []
         for record, _ in memory.backwards(partial(replay, self.task), proof):
             if self.transposer.needs_extension(record):
                 record = replace(record, stages=self.transposer.total)
@@ -86,7 +88,7 @@ class ImplicitSweep:
 
     def _observed(self, record: StepRecord) -> Tensor:
         """What observations add: h b_i(s_k) g_k to lambda_i, and g_k to a0; shape (stages + 1, numbers)."""
-        first, last = self.cotangents.inside(record.index)
+        first, last = self.cotangents.range_in_step(record.index)
         out = self.a.new_zeros(record.stages + 1, len(self.a))
         if last > first:
             h = record.t1 - record.t0
@@ -103,19 +105,17 @@ class ImplicitSweep:
         first = int(records[0].shared)
         own = range(first, n)
         times = [self.transposer.stage_time(record, i) for record in records for i in own]
-        ys = torch.stack([record.filled()[i] for record in records for i in own]).requires_grad_()
+        ys = torch.stack([record.stage_inputs()[i] for record in records for i in own]).requires_grad_()
         out = self.products.record_stack(times, ys)
         rows, d = samples.rows, samples.d
         stack = Samples(ys.shape, samples.complex, len(ys) * rows, d)
-        jacobian, _ = row_jacobians(row_products(Graph(out, ys), stack), stack, ys, probed=False)
+        jacobian, _ = row_jacobians(row_products(Recording(out, ys), stack), stack, ys, probed=False)
         self.task.stats.vjp_state += d * len(ys)
         points = (steps, len(own), rows, d)
         jacobian = jacobian.reshape(*points, d)
         observed = torch.stack([samples.rows_of(x.view(samples.shape)) for r in records for x in self._observed(r)])
         lengths = torch.tensor([r.t1 - r.t0 for r in records], dtype=jacobian.dtype, device=jacobian.device)
-        maps = StepMaps(
-            self.tableau, lengths.reshape(-1, 1, 1, 1), jacobian, observed.reshape(steps, n + 1, rows, d)
-        )
+        maps = StepMaps(self.tableau, lengths.reshape(-1, 1, 1, 1), jacobian, observed.reshape(steps, n + 1, rows, d))
         a, carried = (
             torch.zeros_like(observed[0]) if x is None else samples.rows_of(x.view(samples.shape))
             for x in (self.a, self.carried)
@@ -130,13 +130,14 @@ class ImplicitSweep:
         self.carried = samples.state_of(carried).reshape(-1) if first else None
         return True
 
-    def _joint(self, out: Tensor, ys: Tensor, lam: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+    def _joint(self, out: Tensor, ys: Tensor, lam: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:
         """mu, and the parameters' gradient."""
         targets = self.products.targets
         if not out.requires_grad:
             return torch.zeros_like(ys), [None] * len(targets)
         self.task.stats.vjp_state += len(ys)
         self.task.stats.vjp_params += bool(targets)
+        found: Sequence[Tensor | None]
         mu, *found = torch.autograd.grad(out, (ys, *targets), lam, retain_graph=True, allow_unused=True)
         return torch.zeros_like(ys) if mu is None else mu, found
 
@@ -158,15 +159,13 @@ class ImplicitSweep:
             self._transpose(record, lam, range(first, last), matrix, h)
         self.a, self.carried = lam[n], lam[0] if record.shared else None
 
-    def _transpose(
-        self, record: StepRecord, lam: Tensor, stages: range, matrix: StageMatrix | None, h: float
-    ) -> None:
+    def _transpose(self, record: StepRecord, lam: Tensor, stages: range, matrix: StageMatrix | None, h: float) -> None:
         """The stages of one block: their lambdas, what these add to earlier ones and to a0, and the parameters'."""
-        inputs, shape = record.filled(), self.task.f.shape
-        graphs = [self.products.record(self.transposer.stage_time(record, i), inputs[i]) for i in stages]
+        inputs, shape = record.stage_inputs(), self.task.f.shape
+        recordings = [self.products.record(self.transposer.stage_time(record, i), inputs[i]) for i in stages]
         if matrix is not None:
             samples = next((x for x in self.splits if x.d <= SAMPLE), self.splits[-1])
-            ys, fs = [x.y for x in graphs], [x.out for x in graphs]
+            ys, fs = [x.y for x in recordings], [x.out for x in recordings]
             given = torch.stack([samples.rows_of(lam[i].view(shape)) for i in stages], dim=1)
             g = torch.matmul(matrix.constant("inverse", given).mT, given) / h
             x = StageSystem(samples, matrix, h, ys, fs).solve_transposed(g)
@@ -174,7 +173,7 @@ class ImplicitSweep:
             for k, i in enumerate(stages):
                 lam[i] = samples.state_of(found[:, k]).reshape(-1)
         a = self.tableau.all_stages
-        for i, graph in zip(stages, graphs, strict=True):
-            mu = self.products.transpose(graph.out, graph.y, lam[i].view(shape)).reshape(-1)
+        for i, recording in zip(stages, recordings, strict=True):
+            mu = self.products.transpose(recording.out, recording.y, lam[i].view(shape)).reshape(-1)
             weights = np.append(np.where(np.arange(record.stages) < stages[0], a[i, : record.stages] * h, 0.0), 1.0)
             lam.addr_(torch.as_tensor(weights).to(lam), mu)

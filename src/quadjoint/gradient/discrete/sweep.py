@@ -18,7 +18,8 @@ from quadjoint.gradient.discrete.transpose import StepTransposer
 from quadjoint.gradient.products import Products
 from quadjoint.gradient.proof import Proof
 from quadjoint.solver.integrate import Integration
-from quadjoint.solver.methods.runge_kutta import RungeKuttaStep, combine
+from quadjoint.solver.methods.runge_kutta import RungeKuttaStep
+from quadjoint.solver.methods.sums import combine
 from quadjoint.solver.protocols import Step
 
 
@@ -38,7 +39,7 @@ def sweep(
             record = replace(record, stages=transposer.total)
             record.inputs = replay(task, record, record.begin()).inputs
         adjoints, weights, live = transposer.open(record, a, carried)
-        inputs, ks = record.filled(), {}
+        inputs, ks = record.stage_inputs(), {}
         carried = None
         for i in range(record.stages - 1, -1, -1):
             if i == 0 and record.shared:
@@ -47,13 +48,17 @@ def sweep(
             if not live[i]:
                 continue
             lam = adjoints[1 + i].view(shape)
-            graph = record.take(i)
-            if graph is None:
-                graph = products.record(transposer.stage_time(record, i), inputs[i], within=deferred or NOTHING)
-                ks[i] = graph.out.detach()
-            elif graph.y.is_leaf:
-                products.watch(graph.out, graph.y)
-            mu = products.transpose(*graph, lam) if deferred is None else deferred.transpose(products, graph, lam)
+            recording = record.take(i)
+            if recording is None:
+                recording = products.record(transposer.stage_time(record, i), inputs[i], within=deferred or NOTHING)
+                ks[i] = recording.out.detach()
+            elif recording.y.is_leaf:
+                products.watch(recording.out, recording.y)
+            mu = (
+                products.transpose(*recording, lam)
+                if deferred is None
+                else deferred.transpose(products, recording, lam)
+            )
             adjoints[: 1 + i].addr_(weights[i, : 1 + i], mu.reshape(-1))
             for j, _ in transposer.method.rows[i]:
                 live[j] = True
@@ -71,7 +76,7 @@ def _compare(proof: Proof, transposer: StepTransposer, record: StepRecord, ks: d
 
     Its first stage may be the last of the step before; it is then known from the input of the second.
     """
-    method, inputs, h = transposer.method, record.filled(), record.t1 - record.t0
+    method, inputs, h = transposer.method, record.stage_inputs(), record.t1 - record.t0
     if 0 not in ks and method.stages > 1 and method.rows[1]:
         ks[0] = (inputs[1] - inputs[0]) / (h * method.rows[1][0][1])
     if all(j in ks for j, _ in method.weights):
@@ -99,7 +104,7 @@ def clock_sweep(task: Task, run: Integration, memory: StepRecorder, cotangents: 
     grad_points, grad_observed = torch.zeros_like(points), torch.zeros_like(observed)
     a = torch.zeros_like(cotangents.grads[0])
     for record, _ in memory.backwards(partial(replay, task), proof):
-        n, (first, last) = record.index, cotangents.inside(record.index)
+        n, (first, last) = record.index, cotangents.range_in_step(record.index)
         y0, ends = record.begin().detach().requires_grad_(), points[n : n + 2].clone().requires_grad_()
         times = observed[first:last].clone().requires_grad_()
         task.stats.backward_evaluations += record.stages

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from quadjoint.autograd.recorded import NOTHING, Graph, record
+from quadjoint.autograd.recorded import NOTHING, Recording, record
 from quadjoint.gradient.first import First
 from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.protocols import Time
@@ -30,27 +30,27 @@ class Tape:
     ) -> None:
         self.f, self.first, self.left, self.within, self.keep_first = f, first, left, within, keep_first
         self.dynamics = f
-        self.pending: dict[int, tuple[Tensor, Graph]] = {}  # by the identity of what the solver has received
+        self.pending: dict[int, tuple[Tensor, Recording]] = {}  # by the identity of what the solver has received
 
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:
         first, self.first = self.first, None
         if first is not None and not isinstance(t, Tensor) and t == first.t and nudge == first.nudge:
             kept = self.keep_first and self.left and first.stands_alone()
-            return self._keep(first.graph) if kept else first.value
+            return self._keep(first.recording) if kept else first.value
         if len(self.pending) >= self.left:
             return self.f(t, y, nudge)
         self.f.evaluations += 1
         return self._keep(record(self.f.checked, self.f.time(t, nudge), y, self.within))
 
-    def _keep(self, graph: Graph) -> Tensor:
-        plain = graph.out.detach()
-        if graph.out.requires_grad:
-            self.pending[id(plain)] = plain, graph
+    def _keep(self, recording: Recording) -> Tensor:
+        plain = recording.out.detach()
+        if recording.out.requires_grad:
+            self.pending[id(plain)] = plain, recording
         return plain
 
-    def take(self, ks: list[Tensor]) -> list[Graph | None]:
+    def take(self, ks: list[Tensor]) -> list[Recording | None]:
         """The graphs of an accepted step's stages."""
-        graphs = [self.pending.get(id(k), (k, None))[1] for k in ks]
+        recordings = [self.pending.get(id(k), (k, None))[1] for k in ks]
         self.pending.clear()
-        self.left = max(0, self.left - sum(g is not None for g in graphs))
-        return graphs
+        self.left = max(0, self.left - sum(g is not None for g in recordings))
+        return recordings

@@ -13,7 +13,8 @@ from torch import Tensor
 from quadjoint.gradient.base import Task
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.discrete.checkpoints import StepRecord
-from quadjoint.solver.methods.runge_kutta import RungeKutta, stage_nudge, stage_time
+from quadjoint.solver.methods.runge_kutta import RungeKutta
+from quadjoint.solver.methods.sums import stage_nudge, stage_time
 
 
 class StepTransposer:
@@ -45,13 +46,13 @@ class StepTransposer:
 
     def needs_extension(self, record: StepRecord) -> bool:
         """Whether states inside the step were asked for that the forward solve had not evaluated its stages for."""
-        first, last = self.cotangents.inside(record.index)
+        first, last = self.cotangents.range_in_step(record.index)
         inside = last > first and self.cotangents.times[first] != record.t1
         return record.stages < self.total and inside
 
     def open(self, record: StepRecord, a: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor, list[bool]]:
         """Adjoints of a step before its own stages are transposed, its weights in h, and which stages matter so far."""
-        first, last = self.cotangents.inside(record.index)
+        first, last = self.cotangents.range_in_step(record.index)
         h = record.t1 - record.t0
         weights = self.rows[:, : 1 + record.stages] * h
         weights[:, 0] = 1.0

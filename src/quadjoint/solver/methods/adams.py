@@ -12,7 +12,8 @@ from torch import Tensor
 from quadjoint.errors import warn_once
 from quadjoint.quadrature import gauss_legendre
 from quadjoint.solver.interpolation import HermiteStep
-from quadjoint.solver.methods.runge_kutta import RungeKutta, combine
+from quadjoint.solver.methods.runge_kutta import RungeKutta
+from quadjoint.solver.methods.sums import combine
 from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
 
 

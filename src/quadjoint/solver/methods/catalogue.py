@@ -19,7 +19,7 @@ from quadjoint.solver.methods.implicit import ImplicitRungeKutta
 from quadjoint.solver.methods.jacobian import SOLVERS, JacobianSource
 from quadjoint.solver.methods.leapfrog import AsynchronousLeapfrog
 from quadjoint.solver.methods.newton import NewtonSettings
-from quadjoint.solver.methods.refined import refinable, refined
+from quadjoint.solver.methods.refined import refinable, refine_extension
 from quadjoint.solver.methods.runge_kutta import RungeKutta
 from quadjoint.solver.methods.scipy_solvers import Scipy
 from quadjoint.solver.methods.tableau import ButcherTableau
@@ -27,7 +27,6 @@ from quadjoint.solver.methods.tableaus import TABLEAUS
 from quadjoint.solver.protocols import Stepper
 from quadjoint.solver.spec import InitialValue, Method, Solver
 from quadjoint.solver.state import Layout
-
 
 
 def _of_tableau(tableau: ButcherTableau) -> RungeKutta:
@@ -101,7 +100,7 @@ def _interpolating(stepper: RungeKutta, interp: str) -> RungeKutta:
     """The same steps with another continuous extension: straight lines, or one order more."""
     if interp == "linear":
         return RungeKutta(stepper.tableau.linear(), stepper)
-    return RungeKutta(refined(stepper.tableau))
+    return RungeKutta(refine_extension(stepper.tableau))
 
 
 def make_solver(method: Method, options: dict[str, Any], problem: InitialValue, *, rtol: Any, atol: Any) -> Solver:
@@ -115,10 +114,10 @@ def make_solver(method: Method, options: dict[str, Any], problem: InitialValue, 
         if isinstance(rtol, float) and isinstance(atol, float) and rtol == atol == 0.0:
             raise ValueError("rtol and atol must not both be zero.")
         return Solver(method, stepper, partial(AdaptiveControl, settings, stepper.estimate_order), settings)
-    points = make_grid(options, problem)
+    points = make_grid(options, problem, jump_t=settings.jump_t)
     grid = points.detach().to("cpu", torch.float64).tolist()
     tracked = points if private.is_differentiated(points) and stepper.clocked else None
-    perturb = bool(options.get("perturb", False))
+    perturb = bool(options.get("perturb", bool(settings.jump_t)))
     limit = settings.max_num_steps if "max_num_steps" in options else 2**31 - 1
     control = partial(GridControl, grid, tracked, perturb=perturb, max_num_steps=limit)
     return Solver(method, stepper, control, settings, grid, tracked)
@@ -198,7 +197,7 @@ def known_options(method: Method) -> set[str]:
         if isinstance(stepper, ImplicitRungeKutta):
             return _COMMON | _IMPLICIT | _FIXED | (_ADAPTIVE if stepper.adaptive else set())
         own = {"interp"} if refinable(stepper.tableau) else set()
-        return _COMMON | own | (_ADAPTIVE if stepper.adaptive else _FIXED)
+        return _COMMON | own | (_ADAPTIVE if stepper.adaptive else _FIXED | {"jump_t"})
     if isinstance(method, Stepper):
         lengths = {"step_size"} | _ADAPTIVE if method.adaptive else _FIXED - {"interp"}
         return _COMMON if method.free else _COMMON | lengths

@@ -18,12 +18,12 @@ from torch import Tensor
 from quadjoint.autograd import private
 from quadjoint.errors import SolveError, warn_once
 from quadjoint.solver.dynamics import Dynamics
-from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep, take_stages, weighted
+from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep, take_stages
+from quadjoint.solver.methods.sums import weighted
 from quadjoint.solver.protocols import Clock, Nudge, VectorField
 from quadjoint.solver.remembered import remembered
 from quadjoint.solver.spec import Spec
-from quadjoint.solver.state import error_ratio, rms_norm
-from quadjoint.solver.times import LinearMap
+from quadjoint.solver.state import relative_error, rms_norm
 
 _numbers = itertools.count()
 # On small networks the Python wrapper of a graph costs more than its kernels, hence the C++ one.
@@ -62,7 +62,7 @@ class CompiledRungeKutta(RungeKutta):
     ) -> None:
         super().__init__(eager.tableau, None if eager.smooth is eager else eager.smooth)
         self._eager, self.run, self.inputs, self.dynamics = eager, run, inputs, dynamics
-        self.broken = self.traced = False
+        self.broken, self.calls = False, 0
 
     @property
     def twice(self) -> RungeKutta:
@@ -124,13 +124,13 @@ class CompiledRungeKutta(RungeKutta):
     def call(self, t0: float, t1: float, y: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Run the graph: end of the step, stacked stages, error in units of the tolerance."""
         times = torch.tensor([t0, t1, t1 - t0], dtype=self.dynamics.time_dtype, device=y.device)
-        if not self.traced:
-            # The tracer gives warnings about itself, which must not become errors.
+        self.calls += 1
+        if self.calls <= 2:
+            # These may be traced: the first, and the second, whose state is the result of another operation. The
+            # tracer gives warnings about itself, which must not become errors.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                out = self.run(times, y, k, *self.inputs)
-            self.traced = True
-            return out
+                return self.run(times, y, k, *self.inputs)
         return self.run(times, y, k, *self.inputs)
 
 
@@ -160,21 +160,20 @@ def _parts(f: Dynamics) -> tuple[Any, Callable[..., Tensor], tuple[Tensor, ...]]
     Dynamics that are made anew for every solve, such as those with a path of noise, have a method ``compile_parts``
     that tells these apart; a graph is then made once for all of them.
     """
-    layout, packed, mapped = f.layout, f.packed, f.time_map
+    layout, packed = f.layout, f.packed
     split = getattr(f.f, "compile_parts", None)
     key, inner, tensors = (getattr(f.f, "__func__", None), f.f, ()) if split is None else split()
     count = len(tensors)
+    clock, of_clock = (None, ()) if f.time_map is None else f.time_map.parts()
 
     def evaluate(t: Tensor, y: Tensor, *extra: Tensor) -> Tensor:
-        own, clock = extra[:count], extra[count:]
-        if clock:
-            t = clock[0] + t * clock[1]
+        own, rate = extra[:count], None
+        if clock is not None:
+            t, rate = clock(t, *extra[count:])
         out = layout.pack(inner(t, layout.unpack(y), *own)) if packed else inner(t, y, *own)
-        return out * clock[1] if clock else out
+        return out if rate is None else out * rate
 
-    if isinstance(mapped, LinearMap):
-        tensors = (*tensors, mapped.start.to(f.time_dtype), mapped.rate)
-    return (key, layout, mapped is not None), evaluate, tensors
+    return (key, layout, type(f.time_map), f.time_dtype, len(f.shape)), evaluate, (*tensors, *of_clock)
 
 
 def _step_function(evaluate: Callable[..., Tensor], method: RungeKutta, with_ratio: bool) -> Callable[..., Any]:
@@ -189,7 +188,7 @@ def _step_function(evaluate: Callable[..., Tensor], method: RungeKutta, with_rat
         ratio = None
         if with_ratio and method.error_weights is not None:
             error = weighted([k.detach() for k in ks], method.error_weights, dt)
-            ratio = error_ratio(error, y.detach(), y1.detach(), rtol=rtol, atol=atol, norm=rms_norm)
+            ratio = rms_norm(relative_error(error, y.detach(), y1.detach(), rtol=rtol, atol=atol))
         return y1, torch.stack(ks), ratio
 
     # torch.compile counts recompilations per code object; each function gets one of its own.

@@ -10,55 +10,15 @@ import torch
 from torch import Tensor
 
 from quadjoint.autograd import private
+from quadjoint.solver.methods.sums import combine, stage_nudge, stage_time
 from quadjoint.solver.protocols import Nudge, Time, VectorField
 
 if TYPE_CHECKING:
     from quadjoint.solver.methods.runge_kutta import RungeKutta
 
-Stages = Sequence[Tensor] | dict[int, Tensor]
-Weights = Sequence[tuple[int, float]]  # those that are not zero, with their indices
 # Numbers in all sums of a step up to which an operation costs more than its arithmetic.
 SMALL = 2**13
 PRECISE = (torch.float32, torch.float64, torch.complex64, torch.complex128)  # in which weights can be stored
-
-
-def nonzero(row: np.ndarray) -> list[tuple[int, float]]:
-    return [(j, float(w)) for j, w in enumerate(row) if w != 0.0]
-
-
-def weighted(ks: Stages, weights: Weights, dt: Time) -> Tensor:
-    """dt * sum of weights[j] * ks[j]."""
-    (j, w), *rest = weights
-    out = ks[j] * (w * dt)
-    try:
-        for j, w in rest:
-            out = out + ks[j] * (w * dt) if isinstance(dt, Tensor) else out.add_(ks[j], alpha=w * dt)
-    except RuntimeError:
-        if not private.inside_transform():
-            raise
-        # vmap maps over a later stage and not over the first, into which it cannot be added.
-        return torch.stack([ks[j] * (w * dt) for j, w in weights]).sum(0)
-    return out
-
-
-def combine(y: Tensor, ks: Stages, weights: Weights, dt: Time) -> Tensor:
-    """y + dt * sum of weights[j] * ks[j], summed apart from y, which is then rounded once."""
-    if not weights:
-        return y
-    if len(weights) == 1 and not isinstance(dt, Tensor):
-        ((j, w),) = weights
-        return torch.add(y, ks[j], alpha=w * dt)
-    return y + weighted(ks, weights, dt)
-
-
-def stage_time(c: float, ends: tuple[Time, Time], length: Time) -> Time:
-    """The time of a stage at the fraction c of a step; at its end to the last bit."""
-    return ends[1] if c == 1.0 else ends[0] + c * length
-
-
-def stage_nudge(c: float, nudge: Nudge) -> int:
-    """On which side of its time a stage is evaluated: inside of the step at a discontinuity."""
-    return nudge[0] if c == 0.0 else nudge[1] if c == 1.0 else 0
 
 
 class Taken(NamedTuple):

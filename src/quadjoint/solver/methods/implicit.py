@@ -12,9 +12,10 @@ from torch import Tensor
 
 from quadjoint.solver.methods.newton import NewtonSettings
 from quadjoint.solver.methods.recorded_stages import StageSystem, correct
-from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep, combine
+from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep
 from quadjoint.solver.methods.stage_solve import Block, Memory, Solved, StageSolver, blocks_of, slopes_of
 from quadjoint.solver.methods.stages import StageMatrix
+from quadjoint.solver.methods.sums import combine
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Clock, Nudge, Time, VectorField
 
@@ -22,18 +23,23 @@ from quadjoint.solver.protocols import Clock, Nudge, Time, VectorField
 class ImplicitStep(RungeKuttaStep):
     """A step whose stages solve equations; ``failed`` if no solution was found."""
 
-    __slots__ = ("exact_start", "failed", "iterations", "memory", "next_memory")
+    __slots__ = ("exact_start", "failed", "iterations", "memory", "next_memory", "ratio")
+    method: ImplicitRungeKutta
 
     def __init__(
-        self, *args: Any, memory: Memory, next_memory: Memory | None, iterations: int, failed: bool, **kwargs: Any
+        self,
+        *args: Any,
+        memory: Memory,
+        next_memory: Memory | None,
+        iterations: int,
+        failed: bool,
+        **named: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
-        self.memory, self.next_memory, self.iterations, self.failed = memory, next_memory, iterations, failed
-        self.exact_start = memory.exact and not self.method.tableau.a[0].any()
-
-    @property
-    def ratio(self) -> float | None:
-        return math.inf if self.failed else None
+        super().__init__(*args, **named)
+        self.memory: Memory | None = memory
+        self.next_memory, self.iterations, self.failed = next_memory, iterations, failed
+        self.exact_start = memory.exact and self.method.starts_explicit
+        self.ratio = math.inf if failed else None
 
     @property
     def carry(self) -> Memory | None:
@@ -42,8 +48,12 @@ class ImplicitStep(RungeKuttaStep):
         return replace(self.next_memory, slope=self.ks[self.method.tableau.stages - 1])
 
     @property
-    def retry(self) -> Memory:
+    def retry(self) -> Memory | None:
         return self.memory
+
+    @property
+    def slope(self) -> Tensor | None:
+        return None if self.memory is None else self.memory.slope
 
     @property
     def settled(self) -> bool:
@@ -55,12 +65,16 @@ class ImplicitStep(RungeKuttaStep):
         found = super().error
         if found is None or self.method.filter is None:
             return found
-        samples, jacobian = self.memory.samples, self.memory.jacobian
-        assert samples is not None and jacobian is not None
+        assert self.memory is not None and self.memory.samples is not None and self.memory.jacobian is not None
+        samples = self.memory.samples
         with torch.no_grad():
             dt = self.dt.detach() if isinstance(self.dt, Tensor) else self.dt
-            factors = jacobian.factorize(self.method.filter, samples.spread(dt))
+            factors = self.memory.jacobian.factorize(self.method.filter, samples.spread(dt))
             return samples.state_of(factors.solve(samples.rows_of(found)[:, None])[:, 0])
+
+    def forget(self) -> None:
+        """Let go of Jacobians and factors, once the next step has them."""
+        self.memory = self.next_memory = None
 
 
 class ImplicitRungeKutta(RungeKutta):
@@ -106,8 +120,8 @@ class ImplicitRungeKutta(RungeKutta):
             memory = replace(memory, slope=f(start, y, nudge[0]), exact=True)
         slope = memory.slope
         with torch.no_grad():
-            plain = [x.detach() if isinstance(x, Tensor) else x for x in (start, end)]
-            solver = StageSolver(self.tableau, self.blocks, self.newton, f, y.detach(), *plain, nudge)
+            begin, stop = (x.detach() if isinstance(x, Tensor) else x for x in (start, end))
+            solver = StageSolver(self.tableau, self.blocks, self.newton, f, y.detach(), begin, stop, nudge)
             solved = solver.solve(replace(memory, slope=None if slope is None else slope.detach()))
         failed = solved.failure is not None
         dt: Time = end - start

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from quadjoint.autograd.recorded import Graph, record
+from quadjoint.autograd.recorded import Recording, record
 from quadjoint.errors import SolveError
 from quadjoint.solver.krylov import gmres
 from quadjoint.solver.methods.stages import Factors, StageMatrix, factorize
@@ -66,7 +66,7 @@ def splits(y: Tensor) -> Iterator[Samples]:
         yield Samples(y.shape, y.is_complex(), n // max(1, d), d)
 
 
-def linearize(f: VectorField, t: Time, y: Tensor, nudge: int = 0) -> Graph:
+def linearize(f: VectorField, t: Time, y: Tensor, nudge: int = 0) -> Recording:
     """f(t, y) recorded, with real numbers in and out."""
     evaluate = getattr(f, "dynamics", f)
 
@@ -77,31 +77,37 @@ def linearize(f: VectorField, t: Time, y: Tensor, nudge: int = 0) -> Graph:
 
     with torch.inference_mode(False):
         x = y.detach().clone() if y.is_inference() else y.detach()
-        return record(real, t, torch.view_as_real(x.resolve_conj()) if y.is_complex() else x)
+        try:
+            return record(real, t, torch.view_as_real(x.resolve_conj()) if y.is_complex() else x)
+        except RuntimeError as error:
+            if "requires grad" not in str(error):
+                raise
+            raise SolveError(
+                f"Implicit methods differentiate f in y, which autograd refuses here: {error}. Write f in torch's "
+                "operations, or give its derivative as options['jacobian']."
+            ) from error
 
 
-def transposed_products(graph: Graph, a: Tensor) -> Tensor:
+def transposed_products(recording: Recording, a: Tensor) -> Tensor:
     """a^T df/dy for a stack of a, shape (m, *y)."""
-    if not graph.out.requires_grad:
+    if not recording.out.requires_grad:
         return torch.zeros_like(a)
     if len(a) == 1:
-        (found,) = torch.autograd.grad(graph.out, graph.y, a[0], retain_graph=True, allow_unused=True)
+        (found,) = torch.autograd.grad(recording.out, recording.y, a[0], retain_graph=True, allow_unused=True)
         return torch.zeros_like(a) if found is None else found[None]
     try:
         (found,) = torch.autograd.grad(
-            graph.out, graph.y, a, retain_graph=True, allow_unused=True, is_grads_batched=True
+            recording.out, recording.y, a, retain_graph=True, allow_unused=True, is_grads_batched=True
         )
         return torch.zeros_like(a) if found is None else found
     except RuntimeError as error:  # of an operation that vmap does not know
         if "vmap" not in str(error) and "Batching rule" not in str(error) and "batch" not in str(error):
             raise
-    rows = [torch.autograd.grad(graph.out, graph.y, x, retain_graph=True, allow_unused=True)[0] for x in a]
+    rows = [torch.autograd.grad(recording.out, recording.y, x, retain_graph=True, allow_unused=True)[0] for x in a]
     return torch.stack([torch.zeros_like(a[0]) if x is None else x for x in rows])
 
 
-def row_jacobians(
-    products: Products, samples: Samples, like: Tensor, *, probed: bool = True
-) -> tuple[Tensor, Tensor]:
+def row_jacobians(products: Products, samples: Samples, like: Tensor, *, probed: bool = True) -> tuple[Tensor, Tensor]:
     """d out[r, j] / d y[r, i] by d products, shape (rows, d, d), and how wrong it is that rows are independent.
 
     One product more gives every row weights of its own; what a row takes from another is then weighted otherwise than
@@ -120,13 +126,13 @@ def row_jacobians(
     return jacobian, ((found[d] - expected).abs().amax(1) / size).amax()
 
 
-def row_products(graph: Graph, samples: Samples) -> Products:
+def row_products(recording: Recording, samples: Samples) -> Products:
     """Products with rows of real numbers, whatever the state is made of."""
-    if graph.y.is_complex():
+    if recording.y.is_complex():
         return lambda a: torch.stack(
-            [samples.rows_of(x) for x in transposed_products(graph, torch.stack([samples.state_of(x) for x in a]))]
+            [samples.rows_of(x) for x in transposed_products(recording, torch.stack([samples.state_of(x) for x in a]))]
         )
-    return lambda a: transposed_products(graph, a.reshape(-1, *graph.y.shape)).reshape(a.shape)
+    return lambda a: transposed_products(recording, a.reshape(-1, *recording.y.shape)).reshape(a.shape)
 
 
 class RowJacobian:
@@ -142,14 +148,16 @@ class RowJacobian:
 class ProductJacobian:
     """v to J v of the whole state: the derivative of J^T u in u, which is recorded once."""
 
-    def __init__(self, graph: Graph, solver: LinearSolver | None = None) -> None:
+    def __init__(self, recording: Recording, solver: LinearSolver | None = None) -> None:
         self.solver = solver
         self.image = None
-        if graph.out.requires_grad:
+        if recording.out.requires_grad:
             with torch.enable_grad():
-                self.u = torch.zeros_like(graph.out, requires_grad=True)
+                self.u = torch.zeros_like(recording.out, requires_grad=True)
                 try:
-                    (image,) = torch.autograd.grad(graph.out, graph.y, self.u, create_graph=True, allow_unused=True)
+                    (image,) = torch.autograd.grad(
+                        recording.out, recording.y, self.u, create_graph=True, allow_unused=True
+                    )
                 except RuntimeError as error:
                     raise SolveError(
                         "A state of this size needs products with df/dy, for which f has to be twice differentiable; "
@@ -206,28 +214,28 @@ class JacobianSource:
             return whole, own(t, y, nudge)
         if self.given is not None:
             return self._given(f, t, y)
-        graph = linearize(f, t, y, nudge)
+        recording = linearize(f, t, y, nudge)
         if callable(self.solver) or self.solver == "krylov":
-            return whole, ProductJacobian(graph, self.solver if callable(self.solver) else None)
+            return whole, ProductJacobian(recording, self.solver if callable(self.solver) else None)
         for samples in [whole] if self.solver == "dense" else list(splits(y)):
             if self.solver == "auto" and samples.d > (WHOLE if samples.rows == 1 else SAMPLE):
                 continue
-            found, coupling = row_jacobians(row_products(graph, samples), samples, y)
+            found, coupling = row_jacobians(row_products(recording, samples), samples, y)
             if self.solver != "auto" or not float(coupling) > COUPLED:
                 return samples, RowJacobian(found)
-        return whole, ProductJacobian(graph)
+        return whole, ProductJacobian(recording)
 
     def again(self, f: VectorField, t: Time, y: Tensor, nudge: int, samples: Samples) -> Jacobian:
         """The Jacobian at another point of the same solve."""
         own = getattr(f, "own_jacobian", None)
         if own is not None:
-            return own(t, y, nudge)  # type: ignore[no-any-return]
+            return own(t, y, nudge)
         if self.given is not None:
             return self._given(f, t, y)[1]
-        graph = linearize(f, t, y, nudge)
+        recording = linearize(f, t, y, nudge)
         if callable(self.solver) or self.solver == "krylov" or (samples.rows == 1 and samples.d > self._largest):
-            return ProductJacobian(graph, self.solver if callable(self.solver) else None)
-        return RowJacobian(row_jacobians(row_products(graph, samples), samples, y)[0])
+            return ProductJacobian(recording, self.solver if callable(self.solver) else None)
+        return RowJacobian(row_jacobians(row_products(recording, samples), samples, y)[0])
 
     @property
     def _largest(self) -> float:

@@ -23,7 +23,7 @@ class AsynchronousLeapfrog(Stepper):
     def __init__(self, eta: float = 1.0) -> None:
         if not 0.0 < eta <= 1.0 or math.isclose(eta, 0.5):
             raise ValueError(
-                f"options['eta'] must lie in (0, 1] and not be 0.5, where the step has no inverse; got {eta}."
+                f"options['eta'] must lie in (0, 1] and not be 0.5, for which the step has no inverse; got {eta}."
             )
         self.eta = eta
         self.order = 2 if eta == 1.0 else 1

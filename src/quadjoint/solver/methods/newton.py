@@ -45,7 +45,6 @@ class NewtonSettings:
         rtol = 0.0 if self.rtol is None else float(self.rtol.min()) if isinstance(self.rtol, Tensor) else self.rtol
         return max(min(0.03, math.sqrt(rtol)), 1e-4)
 
-
     def slack(self, eps: float) -> tuple[float, float]:
         """Relative and absolute difference of two solutions of the same equations, with room."""
         if self.rtol is None or self.atol is None:
@@ -64,7 +63,7 @@ class Yardstick:
         self.size = samples.rows_of(y)[:, None].abs()  # (rows, 1, d)
         # Where the iteration does not get any further, so much is accepted as rounding.
         self.limit = eps**-0.5 if self.tight else max(1.0, 0.03 / settings.kappa)
-        if not self.tight:
+        if settings.rtol is not None and settings.atol is not None:
             unit = samples.spread(y.abs() * settings.rtol + settings.atol) * settings.kappa
             self.unit = unit.add_(self.size, alpha=self.rounding)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from quadjoint.autograd.recorded import Graph
+from quadjoint.autograd.recorded import Recording
 from quadjoint.errors import SolveError
 from quadjoint.solver.krylov import gmres
 from quadjoint.solver.methods.jacobian import SAMPLE, WHOLE, ProductJacobian, Samples, row_jacobians, row_products
@@ -46,7 +47,7 @@ class StageSystem:
 
     def products(self, i: int, a: Tensor) -> Tensor:
         """a^T df/dy at stage i for a stack of a: shape (m, rows, d)."""
-        return row_products(Graph(self.fs[i], self.ys[i]), self.samples)(a)
+        return row_products(Recording(self.fs[i], self.ys[i]), self.samples)(a)
 
     def transposed(self, x: Tensor) -> Tensor:
         """The transposed matrix times x, by true products."""
@@ -76,16 +77,14 @@ class StageSystem:
         eps = torch.finfo(r.dtype).eps
         if factors is not None and self.independent:
             return _lu_solve(factors, r, adjoint=False)
-        jacobians = [ProductJacobian(Graph(*self._real(i))) for i in range(self.matrix.q)]
+        jacobians = [ProductJacobian(Recording(*self._real(i))) for i in range(self.matrix.q)]
 
         def apply(z: Tensor) -> Tensor:
             moved = torch.stack([jacobian(z[:, i]) for i, jacobian in enumerate(jacobians)], dim=1)
             return z - torch.matmul(self.matrix.constant("a", z), moved) * self.h
 
         precondition = None if factors is None else lambda x: _lu_solve(factors, x, adjoint=False)
-        found = gmres(
-            apply, r, target=10 * eps * size, dimension=DIMENSION, restarts=SPACES, precondition=precondition
-        )
+        found = gmres(apply, r, target=10 * eps * size, dimension=DIMENSION, restarts=SPACES, precondition=precondition)
         return self._checked(found.x, found.residual, size, eps)
 
     def _real(self, i: int) -> tuple[Tensor, Tensor]:
@@ -98,7 +97,8 @@ class StageSystem:
         if not residual <= max(1e-9, 1e3 * eps) * size:
             raise SolveError(
                 "The transposed equations of an implicit step could not be solved by products: they are left with a "
-                f"relative residual of {residual / size:.1e}. Use gradient='gq', or options={{'linear_solver': 'dense'}}."
+                f"relative residual of {residual / size:.1e}. Use gradient='gq', or options={{'linear_solver': "
+                "'dense'}."
             )
         return x
 
@@ -120,9 +120,7 @@ class StageSystem:
 
     def _jacobians(self) -> tuple[list[Tensor], bool]:
         """Of every stage, and whether rows are independent, up to rounding."""
-        found = [
-            row_jacobians(lambda a, i=i: self.products(i, a), self.samples, self.ys[i]) for i in range(self.matrix.q)
-        ]
+        found = [row_jacobians(partial(self.products, i), self.samples, self.ys[i]) for i in range(self.matrix.q)]
         coupling = torch.stack([x for _, x in found]).amax()
         eps = torch.finfo(coupling.dtype).eps
         return [x for x, _ in found], self.samples.rows == 1 or bool(coupling <= 1e3 * eps * self.samples.d)

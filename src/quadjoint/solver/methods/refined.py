@@ -23,11 +23,11 @@ def refinable(tableau: ButcherTableau) -> bool:
     return tableau.fsal and not tableau.extra_stages and tableau.dense_order == 4
 
 
-def refined(tableau: ButcherTableau, points: tuple[float, float] = POINTS) -> ButcherTableau:
-    """The same method with two more stages and a quintic where it has a quartic.
+def refine_extension(tableau: ButcherTableau, points: tuple[float, float] = POINTS) -> ButcherTableau:
+    """The same method with two more stages and a quintic instead of a quartic.
 
     >>> import quadjoint as qj
-    >>> refined(qj.TABLEAUS["dopri5"]).dense_order
+    >>> refine_extension(qj.TABLEAUS["dopri5"]).dense_order
     5
     """
     if not refinable(tableau):

@@ -5,6 +5,7 @@ A stepper does not decide whether a step is good or how long the next one is.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,16 +14,8 @@ import torch
 from torch import Tensor
 
 from quadjoint.solver.interpolation import Polynomial, powers
-from quadjoint.solver.methods.explicit_stages import (
-    combine,
-    nonzero,
-    stage_nudge,
-    stage_time,
-    sum_columns,
-    sums_pay,
-    take_stages,
-    weighted,
-)
+from quadjoint.solver.methods.explicit_stages import sum_columns, sums_pay, take_stages
+from quadjoint.solver.methods.sums import combine, nonzero, stage_nudge, stage_time, weighted
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
 
@@ -95,14 +88,22 @@ class RungeKuttaStep:
         return s if self.method.tableau.first_extra_is_next and len(self.ks) > s else None
 
     @property
-    def carry(self) -> Tensor | None:
-        """The first stage of the next step, where it is known already."""
+    def carry(self) -> Any:
+        """The first stage of the next step, if it is known already."""
         if self.nudge[1]:
             return None
         return self.following if self.next_index is None else self.ks[self.next_index]
 
     @property
-    def retry(self) -> Tensor:
+    def slope(self) -> Tensor | None:
+        return self.ks[0]
+
+    @property
+    def settled(self) -> bool:
+        return False
+
+    @property
+    def retry(self) -> Any:
         """The first stage, which another attempt from t0 has too."""
         return self.ks[0]
 
@@ -112,20 +113,8 @@ class RungeKuttaStep:
         if method is self.method:
             self.complete()
             return self
-        out = RungeKuttaStep(
-            method,
-            self.f,
-            t0=self.t0,
-            t1=self.t1,
-            y0=self.y0,
-            y1=self.y1,
-            ks=list(self.ks),
-            inputs=list(self.inputs),
-            dt=self.dt,
-            nudge=self.nudge,
-            clock=self.clock,
-            first_shared=self.first_shared,
-        )
+        out = copy.copy(self)
+        out.method, out.ks, out.inputs = method, list(self.ks), list(self.inputs)
         out.complete()
         self.following = out.carry
         return out

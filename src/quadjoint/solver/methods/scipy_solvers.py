@@ -10,13 +10,17 @@ import torch
 from torch import Tensor
 
 from quadjoint.errors import StepSizeUnderflowError, nearest
+from quadjoint.solver.methods.jacobian import JacobianSource, RowJacobian, linearize
 from quadjoint.solver.protocols import Clock, Nudge, Stepper, VectorField
+
+DENSE = 1000  # numbers in a state up to which LSODA, which knows no sparse matrices, is given its Jacobian
 
 
 class ScipyStep:
     """A step that SciPy took."""
 
-    retry = error = ratio = clock = None
+    retry = slope = error = ratio = clock = None
+    settled = False
 
     def __init__(self, solver: Any, y0: Tensor, y1: Tensor) -> None:
         self.t0, self.t1, self.y0, self.y1 = float(solver.t_old), float(solver.t), y0, y1
@@ -43,7 +47,7 @@ class Scipy(Stepper):
     """Steps of SciPy's solvers (``solve_ivp`` methods, also implicit ones), each chosen and accepted by SciPy."""
 
     free = True
-    recordable = False
+    recordable = transformable = False
 
     def __init__(self, solver: str, *, rtol: Any, atol: Any, **options: Any) -> None:
         try:
@@ -57,6 +61,39 @@ class Scipy(Stepper):
         self.order = {"RK23": 3, "DOP853": 8}.get(solver, 5)
         self.rtol, self.atol, self.options = rtol, atol, options
         self.given = {"solver": solver, **options}
+
+    def derivatives(self, f: VectorField, t0: float, y: Tensor) -> dict[str, Any]:
+        """The Jacobian by autograd for the implicit solvers, whose differences of f are none in float32.
+
+        SciPy is left to its own where autograd gives none, or where nothing but products would fit.
+        """
+        name = self.kind.__name__
+        if name not in ("Radau", "BDF", "LSODA") or "jac" in self.options or y.is_complex() or not y.numel():
+            return {}
+        if hasattr(f, "own_jacobian") or (name == "LSODA" and y.numel() > DENSE):
+            return {}
+        try:
+            if not linearize(f, t0, y).out.requires_grad:
+                return {}
+            samples, found = JacobianSource().first(f, t0, y, 0)
+        except RuntimeError:  # f is not made for autograd
+            return {}
+        if not isinstance(found, RowJacobian):
+            return {}
+
+        def jac(t: float, flat: np.ndarray) -> Any:
+            state = torch.as_tensor(flat).to(y).reshape(y.shape)
+            rows = JacobianSource().again(f, float(t), state, 0, samples)
+            assert isinstance(rows, RowJacobian)
+            blocks = rows.matrix.cpu().double().numpy()
+            if samples.rows == 1:
+                return blocks[0]
+            from scipy import sparse
+
+            whole = sparse.block_diag(list(blocks), format="csc")
+            return whole.toarray() if name == "LSODA" else whole
+
+        return {"jac": jac}
 
     def step(
         self,
@@ -77,7 +114,8 @@ class Scipy(Stepper):
                 return out.detach().cpu().reshape(-1).to(wide).numpy()
 
             flat = y.detach().cpu().reshape(-1).to(wide).numpy()
-            carry = self.kind(numpy_f, t0, flat, t1, rtol=self.rtol, atol=self.atol, **self.options)
+            options = {**self.derivatives(f, t0, y), **self.options}
+            carry = self.kind(numpy_f, t0, flat, t1, rtol=self.rtol, atol=self.atol, **options)
         message = carry.step()
         if carry.status == "failed":
             raise StepSizeUnderflowError(f"SciPy's {self.kind.__name__} stopped at t = {carry.t:.6g}: {message}")

@@ -7,7 +7,6 @@ iteration has left by h |df/dy|.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +17,8 @@ from torch import Tensor
 from quadjoint.errors import SolveError
 from quadjoint.solver.methods.jacobian import Jacobian, Samples
 from quadjoint.solver.methods.newton import Found, NewtonSettings, Yardstick, iterate
-from quadjoint.solver.methods.runge_kutta import combine, nonzero, stage_nudge, stage_time
 from quadjoint.solver.methods.stages import Factors, StageMatrix
+from quadjoint.solver.methods.sums import combine, nonzero, stage_nudge, stage_time
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Nudge, Time, VectorField
 
@@ -280,7 +279,7 @@ def extrapolation(c: np.ndarray, dt: Time, before: Time) -> Any:
         return _moved(c, 1.0 + c * ratio) - _moved(c, np.ones(1))
     ratio = ratio.reshape(-1, 1).double()  # one for every sample
     weights = torch.as_tensor(_moved(c, np.ones(1))).to(ratio)
-    theta = 1.0 + torch.as_tensor(c).to(ratio) * ratio
+    theta = 1.0 + torch.tensor(c).to(ratio) * ratio
     powers = torch.stack([theta**k for k in range(1, len(c) + 1)], dim=-1)
     return powers @ torch.as_tensor(np.linalg.inv(np.power.outer(c, np.arange(1, len(c) + 1)))).to(ratio) - weights
 

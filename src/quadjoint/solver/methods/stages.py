@@ -31,7 +31,7 @@ class StageMatrix:
         values, vectors = np.linalg.eig(a)
         kept = values.imag >= 0.0
         self.real = bool((values.imag == 0.0).all())
-        left = np.linalg.inv(vectors)[kept]  # rows of T^-1
+        left: np.ndarray = np.linalg.inv(vectors)[kept]  # rows of T^-1
         right = vectors[:, kept] * np.where(values[kept].imag > 0.0, 2.0, 1.0)  # the real part counts both of a pair
         self.values = values[kept].real if self.real else values[kept]
         self.left, self.right = (left.real, right.real) if self.real else (left, right)

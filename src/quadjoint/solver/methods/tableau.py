@@ -135,6 +135,11 @@ class ButcherTableau:
             raise ValueError(f"theta must have one dimension, got shape {points.shape}")
         return powers(points, self.dense.shape[1]) @ self.dense.T
 
+    def stability(self, z: complex) -> complex:
+        """R(z) of y1 = R(h lambda) y0 for y' = lambda y: 1 + z b^T (I - z a)^-1 (1, ..., 1)."""
+        matrix = np.eye(self.stages) - z * self.a
+        return complex(1.0 + z * (self.b @ np.linalg.solve(matrix, np.ones(self.stages))))
+
     def linear(self) -> ButcherTableau:
         """The same method with the straight line between y0 and y1: b_i(theta) = theta b_i."""
         return replace(
@@ -219,27 +224,24 @@ class ButcherTableau:
         return np.vstack([np.pad(self.a, ((0, 0), (0, self.extra_stages))), self.a_extra])
 
 
-def hermite_extension(b: np.ndarray, first: int = 0) -> np.ndarray:
-    """The cubic through y0 and y1 with slopes f(t0, y0), stage ``first``, and f(t1, y1), the last stage."""
+def hermite_extension(b: np.ndarray, first: int = 0, last: int = -1) -> np.ndarray:
+    """The cubic through y0 and y1 with slopes f(t0, y0), stage ``first``, and f(t1, y1), stage ``last``."""
     dense = np.outer(b, HERMITE[0])
     dense[first] += HERMITE[1]
-    dense[-1] += HERMITE[2]
+    dense[last] += HERMITE[2]
     return dense
 
 
 def _default_extension(order: int, a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
     """The cubic with the extra stages that its slopes need; of order one, the straight line."""
     s = len(b)
-    rows = []
-    if order > 1 and a[0].any():
-        rows.append((0.0, np.zeros(s)))
-    if order > 1 and not np.array_equal(a[-1], b):
-        rows.append((1.0, b))
-    e = len(rows)
-    padded = np.append(b, np.zeros(e))
+    starts, ends = order == 1 or not a[0].any(), order == 1 or np.array_equal(a[-1], b)  # slopes that are stages
+    extra = [*([0.0] if not starts else []), *([1.0] if not ends else [])]
+    padded = np.append(b, np.zeros(len(extra)))
+    slopes = 0 if starts else s, s - 1 if ends else -1
     return {
-        "c_extra": np.array([c for c, _ in rows]),
-        "a_extra": np.array([np.append(row, np.zeros(e)) for _, row in rows]).reshape(e, s + e),
-        "dense": b[:, None] if order == 1 else hermite_extension(padded, s if a[0].any() else 0),
+        "c_extra": np.array(extra),
+        "a_extra": np.outer(extra, padded),
+        "dense": b[:, None] if order == 1 else hermite_extension(padded, *slopes),
         "dense_order": min(order, 3),
     }

@@ -1,0 +1,169 @@
+"""A hook for mkdocs: tables of the reference, made from the code when the site is built.
+
+A line ``<!-- generated: NAME -->`` of a page becomes the table of that name. What a table says in words stands here;
+which rows it has comes from the code, so that a method, an option or a figure that nobody described stops the build.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+import quadjoint as qj
+from quadjoint.solver.control import StepSettings as StepSettings  # its defaults are stated below
+from quadjoint.solver.methods.catalogue import known_options
+
+# Methods that are no Runge-Kutta methods: order, stages (evaluations a step), adaptive, implicit, dense order, source.
+OTHER_METHODS = {
+    "explicit_adams": ("to 11", "1", "", "", "3", "Adams–Bashforth"),
+    "implicit_adams": ("to 12", "2 to 5", "", "yes", "3", "Adams–Bashforth–Moulton"),
+    "fixed_adams": ("to 12", "2 to 5", "", "yes", "3", "another name of implicit_adams, as in torchdiffeq"),
+    "alf": ("2", "1", "yes", "", "2", "asynchronous leapfrog (Mutze 2013; Zhuang et al. 2021); reversible"),
+    "scipy_solver": ("solver’s", "solver’s", "yes", "solver’s", "solver’s", "SciPy’s solvers: LSODA, BDF, Radau, ..."),
+}
+
+ARGUMENTS = {
+    "f": ("", "dynamics `f(t, y)`: any callable or module; returns the derivative, in the structure of `y`"),
+    "y0": ("", "state at `t[0]`: a tensor of any shape, or tensors in tuples, lists, dicts, nested in any way"),
+    "t": ("", "times, `(K,)`, increasing or decreasing; or `(B, K)`: times of each sample, padded with NaN"),
+    "method": ('"dopri5"', "a name of the table above, a `ButcherTableau` or a `Stepper` of your own"),
+    "rtol": ("1e-3", "relative tolerance: a number, or one per tensor in the structure of the state"),
+    "atol": ("1e-6", "absolute tolerance, likewise"),
+    "gradient": ('"auto"', "how to differentiate: see [Which gradient](which-gradient.md)"),
+    "options": ("None", "options of the method: the tables below"),
+    "event_fn": ("None", "the solve ends where `event_fn(t, y)` changes sign; returns (event time, states)"),
+    "compile": ("False", "run the steps under `torch.compile`"),
+    "params": ("None", "tensors to differentiate in that f uses only after `t[0]`; others are found"),
+    "progress": ("False", "a bar over integration time (`solve` alone; needs tqdm)"),
+    "independent": ("False", "every sample of the batch takes steps of its own"),
+}
+
+# By kind of method: name, default, what it does.
+OPTIONS = {
+    "norm": ("root mean square", "size of an error: a function of the state’s structure"),
+    "dtype": ("", "accepted for torchdiffeq’s sake; times are float64 on the host in any case"),
+    "max_num_steps": ("100,000", "steps after which a solve is given up; unlimited on a grid"),
+    "first_step": ("chosen", "length of the first step"),
+    "safety": ("0.9", "the step size aims at this part of the tolerance"),
+    "ifactor": ("10", "a step is at most so many times as long as the one before"),
+    "dfactor": ("0.2", "and at least this part of it"),
+    "min_step": ("0", "no step is shorter, whatever its error"),
+    "max_step": ("unlimited", "no step is longer"),
+    "step_t": ("()", "times at which a step must end"),
+    "jump_t": ("()", "times at which f jumps: a step ends there, and f is evaluated anew behind it"),
+    "controller": ('"i"', '`"i"`, `"pi"`, or a `Controller` such as `PIDController`'),
+    "step_size": ("", "length of the steps of a fixed grid; without it, the grid is `t`"),
+    "grid_constructor": ("", "`grid_constructor(f, y0, t)` returns the grid"),
+    "interp": (
+        '"cubic"; "quartic"',
+        'between steps: `"linear"` or `"cubic"` on a grid; for dopri5 and tsit5 `"quartic"`, or `"quintic"` with more '
+        "evaluations",
+    ),
+    "perturb": ("False", "evaluate f just inside of a step, not at its ends, where it may jump"),
+    "max_order": ("12", "order of the corrector; the explicit method has one less"),
+    "max_iters": ("4; implicit methods 10, on a grid 100", "iterations for the stages of a step"),
+    "eta": ("1", "damping of the leapfrog, in (0, 1] but not 0.5; below 1 its order is 1"),
+    "jacobian": ("found", "`jacobian(t, y)` of your own"),
+    "linear_solver": ('"auto"', "how the systems of a step are solved"),
+    "solver": ('"LSODA"', "which of SciPy’s solvers; other options are SciPy’s own"),
+    "event_tol": ("1e-9", "accuracy of an event’s time, relative to the step in which it lies"),
+}
+KINDS = {
+    "every method": lambda known: set.intersection(*known.values()),
+    "adaptive methods": lambda known: known["dopri8"] - known["rk4"],
+    "fixed steps": lambda known: known["rk4"] - known["dopri8"],
+}
+
+STATS = {
+    "forward_evaluations": "evaluations of f in the forward solve, also for rejected steps and for the first step size",
+    "accepted_steps": "steps that became part of the solution",
+    "rejected_steps": "steps that were tried again, shorter, because of their error",
+    "backward_evaluations": "evaluations of f in the backward pass; none where activations were kept",
+    "vjp_state": "products with the transposed Jacobian of f in the state, n for n stacked points; not those that "
+    "autograd makes for `direct`",
+    "vjp_params": "products with the transposed Jacobian in the parameters; a stacked one counts once",
+    "backward_accepted_steps": "accepted steps of a backward solve (`adjoint`, `seminorm`, `gq-paper`)",
+    "backward_rejected_steps": "rejected steps of a backward solve",
+    "quadrature_nodes": "nodes at which the integrand of the parameter gradient was evaluated (`gq`, `gq-paper`)",
+    "gradient_error": "estimated relative error of the parameter gradient, of methods that have one; else None",
+    "method": "the gradient method that ran: what `auto` chose",
+    "reason": "why it ran, in a sentence",
+}
+
+
+def methods_table() -> str:
+    rows = []
+    for name in qj.METHODS:
+        if name in qj.TABLEAUS:
+            rows.append((f"`{name}`", *_tableau(qj.TABLEAUS[name])))
+        else:
+            rows.append((f"`{name}`", *OTHER_METHODS[name]))
+    return _table(("method", "order", "stages", "adaptive", "implicit", "dense order", "source"), rows)
+
+
+def _tableau(tableau: Any) -> Sequence[str]:
+    """Order, stages, adaptive, implicit, order of the dense output, source."""
+    stages = f"{tableau.stages} ({tableau.stages - 1} new)" if tableau.fsal else str(tableau.stages)
+    if tableau.extra_stages and not tableau.first_extra_is_next:
+        stages += f" + {tableau.extra_stages} inside"
+    adaptive = "yes" if tableau.b_error is not None else ""
+    implicit = "yes" if np.triu(tableau.a).any() else ""
+    source = "; ".join(part.strip() for part in re.findall(r"([^;]*?\(\d{4}\))", tableau.reference))
+    return str(tableau.order), stages, adaptive, implicit, str(tableau.dense_order), source
+
+
+def arguments_table() -> str:
+    names = dict(inspect.signature(qj.odeint).parameters) | dict(inspect.signature(qj.solve).parameters)
+    return _table(("argument", "default", "meaning"), [(f"`{name}`", *ARGUMENTS[name]) for name in names])
+
+
+def options_table() -> str:
+    """Every option of every method, and which methods have it."""
+    known = {name: known_options(name) for name in qj.METHODS if name != "scipy_solver"}
+    rows = []
+    for option in [*OPTIONS, *sorted(set().union(*known.values()) - OPTIONS.keys())]:
+        having = [name for name, options in known.items() if option in options]
+        if having or option in ("solver", "event_tol"):
+            rows.append((f"`{option}`", _who(option, having, known), *OPTIONS[option]))
+    return _table(("option", "of", "default", "meaning"), rows)
+
+
+def _who(option: str, having: list[str], known: dict[str, set[str]]) -> str:
+    if option in ("solver", "event_tol"):
+        return "`scipy_solver`" if option == "solver" else "events"
+    for kind, members in KINDS.items():
+        if option in members(known):
+            return kind
+    return ", ".join(f"`{name}`" for name in having) if len(having) <= 3 else "implicit methods"
+
+
+def stats_table() -> str:
+    names = [field.name for field in dataclasses.fields(qj.Stats)]
+    return _table(("figure", "meaning"), [(f"`{name}`", STATS[name]) for name in names])
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "methods": methods_table,
+    "arguments": arguments_table,
+    "options": options_table,
+    "stats": stats_table,
+}
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Called by mkdocs for every page."""
+    return re.sub(r"^<!-- generated: (\w+) -->$", lambda found: TABLES[found[1]](), markdown, flags=re.MULTILINE)

@@ -1,0 +1,86 @@
+"""Statements about evaluations, memory, errors and integrals: each verdict from invented records."""
+
+from __future__ import annotations
+
+from experiments.synthetic import run
+from quadjoint.experiments.checks_cost import (
+    close_errors,
+    constant_memory,
+    evaluations,
+    fewer_evaluations,
+    larger_errors,
+    leaner,
+    less_memory,
+    most_accurate,
+    order,
+)
+from quadjoint.experiments.verdicts import Verdict, opposite
+
+AGREES, DISAGREES, OPEN, MISSING = Verdict
+
+
+def counted(method: str, backward: list[float], nodes: float = 0.0) -> list[dict]:
+    made = []
+    for k, number in enumerate(backward):
+        counts = {"forward_evaluations": 20.0, "backward_evaluations": number + nodes, "quadrature_nodes": nodes}
+        made.append(run(method, seed=k, result={"per_gradient": counts}))
+    return made
+
+
+def test_evaluations_of_the_backward_pass():
+    half = evaluations("adjoint", 0.375, 0.625)
+    assert half(counted("adjoint", [10, 11, 9])).verdict is AGREES
+    finding = half(counted("adjoint", [20, 22, 18]))
+    assert finding.verdict is DISAGREES and finding.words.startswith("1.00 (0.752 to 1.25) of the forward ones")
+    assert half(counted("adjoint", [20, 2, 8])).verdict is OPEN
+    assert half([]).verdict is MISSING
+    assert evaluations("gq-paper", 0.15, 0.375)(counted("gq-paper", [5, 5, 5], nodes=2)).verdict is AGREES
+    nodes = evaluations("gq-paper", 0.075, 0.125, of="quadrature_nodes")
+    assert nodes(counted("gq-paper", [5, 5, 5], nodes=2)).verdict is AGREES
+    fewer = fewer_evaluations("seminorm", "adjoint", 0.3, 0.8)
+    assert fewer(counted("seminorm", [10, 11]) + counted("adjoint", [20, 22])).verdict is AGREES
+    assert fewer(counted("seminorm", [20, 22]) + counted("adjoint", [20, 22])).verdict is DISAGREES
+    assert fewer([]).verdict is MISSING
+
+
+def test_memory_is_counted_without_noise():
+    records = [run("a", result={"peak_memory": 2**20, "seconds_per_gradient": 1.0})]
+    records += [run("b", result={"peak_memory": 3 * 2**20, "seconds_per_gradient": 1.0})]
+    assert leaner("a", "b")(records).words == "peak at width 10: a 1.00 MiB, b 3.00 MiB"
+    assert [leaner(*pair)(records).verdict for pair in ("ab", "ba", "ac")] == [AGREES, DISAGREES, MISSING]
+    growing, flat = run("a", result={"peak_memory": [10, 40]}), run("b", result={"peak_memory": [10, 11]})
+    checks = [constant_memory(m)([growing, flat]).verdict for m in "abc"]
+    assert checks == [DISAGREES, AGREES, MISSING]
+    assert opposite(constant_memory("a"))([growing]).verdict is AGREES
+    small = [run("a", width=1, result={"peak_memory": [10]}), run("b", width=1, result={"peak_memory": [11]})]
+    assert [less_memory(*pair)(small).verdict for pair in ("ab", "ba", "ac")] == [AGREES, DISAGREES, MISSING]
+
+
+def test_errors_of_gradients_are_compared_over_end_times():
+    def toy(method: str, errors: list[float], rtol: float = 1e-3) -> dict:
+        return run(method, result={"errors": {"a": errors, "z0": errors}}, rtol=rtol)
+
+    records = [toy("x", [1e-3, 2e-3, 3e-3]), toy("y", [2e-3, 4e-3, 6e-3]), toy("z", [1e-3, 9e-3, 1e-3])]
+    assert close_errors("x", "y", 3.0)(records).verdict is AGREES
+    assert close_errors("x", "y", 1.5)(records).verdict is DISAGREES
+    assert close_errors("x", "z", 1.5)(records).verdict is OPEN
+    assert close_errors("x", "w", 3.0)(records).verdict is MISSING
+    tight = [toy("x", [9e-6] * 3, rtol=1e-6), toy("y", [1e-6] * 3, rtol=1e-6)]
+    assert larger_errors("y", "x", ("a", "z0"))(records + tight).verdict is AGREES  # at the loosest tolerance
+    assert larger_errors("x", "y", ("a",))(records + tight).verdict is DISAGREES
+    assert larger_errors("x", "z", ("a",))(records).verdict is OPEN
+
+
+def test_orders_of_integration_rules():
+    def rule(name: str, power: float, shift: int = 1) -> dict:
+        counts = [2, 4, 8, 16]
+        return run(name, result={"evaluations": [n + shift for n in counts], "errors": [n**-power for n in counts]})
+
+    assert order("trapezoid", 2, 0.25)([rule("trapezoid", 2.0)]).verdict is AGREES
+    assert order("trapezoid", 2, 0.25)([rule("trapezoid", 1.0)]).verdict is DISAGREES
+    assert order("monte-carlo", 0.5, 0.15)([rule("monte-carlo", 0.5, shift=0)]).verdict is AGREES
+    assert order("boole", 6, 0.25)([]).verdict is MISSING
+    both = [rule("gauss", 8.0), rule("simpson", 4.0)]
+    assert most_accurate("gauss", ("simpson",), (5, 9))(both).verdict is AGREES
+    assert most_accurate("simpson", ("gauss",), (5, 9))(both).verdict is DISAGREES
+    assert most_accurate("gauss", ("simpson",), (5, 9))(both[:1]).verdict is MISSING

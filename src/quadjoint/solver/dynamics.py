@@ -66,11 +66,15 @@ class Dynamics:
             t = t + (torch.nextafter(t.detach(), t.detach() + nudge) - t.detach())
         return t
 
-    def as_tensors(self, times: Sequence[float]) -> Sequence[Tensor]:
-        """Several times as the tensors that ``f`` receives, brought to the device at once."""
+    def time_vector(self, times: Sequence[float]) -> Tensor:
+        """Several times in one tensor, on the device."""
         narrow = self.time_dtype != torch.float64
         numbers = torch.from_numpy(np.array(times, dtype=np.float32 if narrow else np.float64))
-        return numbers.to(self.device, self.time_dtype).unbind()
+        return numbers.to(self.device, self.time_dtype)
+
+    def as_tensors(self, times: Sequence[float]) -> Sequence[Tensor]:
+        """Several times as the tensors that ``f`` receives, brought to the device at once."""
+        return self.time_vector(times).unbind()
 
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:
         self.evaluations += 1

@@ -61,7 +61,7 @@ def take_stages(
 
 def _is_small(method: RungeKutta, y: Tensor) -> bool:
     """Whether operations are to be saved; a compiler fuses them by itself."""
-    return y.numel() * method.stages <= SMALL and y.dtype in PRECISE and not torch.compiler.is_compiling()
+    return not torch.compiler.is_compiling() and y.numel() * method.stages <= SMALL and y.dtype in PRECISE
 
 
 def _summed(

@@ -59,7 +59,7 @@ OPTIONS = {
     "min_step": ("0", "no step is shorter, whatever its error"),
     "max_step": ("unlimited", "no step is longer"),
     "step_t": ("()", "times at which a step must end"),
-    "jump_t": ("()", "times at which f jumps: a step ends there, and f is evaluated anew behind it"),
+    "jump_t": ("()", "times at which f jumps, `(B, J)` for times per sample: a step ends there"),
     "controller": ('"i"', '`"i"`, `"pi"`, or a `Controller` such as `PIDController`'),
     "step_size": ("", "length of the steps of a fixed grid; without it, the grid is `t`"),
     "grid_constructor": ("", "`grid_constructor(f, y0, t)` returns the grid"),
@@ -70,22 +70,27 @@ OPTIONS = {
     ),
     "perturb": ("False", "evaluate f just inside of a step, not at its ends, where it may jump"),
     "max_order": ("12", "order of the corrector; the explicit method has one less"),
-    "max_iters": ("4; implicit methods 10, on a grid 100", "iterations for the stages of a step"),
+    "max_iters": ("4; implicit Runge–Kutta 10, on a grid 100", "iterations for the stages of a step"),
     "eta": ("1", "damping of the leapfrog, in (0, 1] but not 0.5; below 1 its order is 1"),
-    "jacobian": ("found", "`jacobian(t, y)` of your own"),
-    "linear_solver": ('"auto"', "how the systems of a step are solved"),
+    "jacobian": ("found", "`jacobian(t, y)` of your own, for Newton’s iteration"),
+    "linear_solver": ('"auto"', 'linear systems of a step: `"batched"`, `"dense"` or `"krylov"`, by size'),
     "solver": ('"LSODA"', "which of SciPy’s solvers; other options are SciPy’s own"),
     "event_tol": ("1e-9", "accuracy of an event’s time, relative to the step in which it lies"),
+    "horizon": ("none", "time at which a solve with shared steps ends if no event comes"),
+    "event_direction": ('"both"', 'of a change of sign that is an event: `"up"`, `"down"`, `"both"`'),
+    "on_failure": ('"error"', 'of a sample: `"error"`, `"nan"` (go on without it), `"stop"` (keep what it reached)'),
 }
-KINDS = {
-    "every method": lambda known: set.intersection(*known.values()),
-    "adaptive methods": lambda known: known["dopri8"] - known["rk4"],
-    "fixed steps": lambda known: known["rk4"] - known["dopri8"],
+# Options that are not of the steps of a method.
+ELSEWHERE = {
+    "solver": "`scipy_solver`",
+    "event_tol": "events",
+    "horizon": "events, shared steps",
+    "event_direction": "events, `independent=True`",
+    "on_failure": "`independent=True`",
 }
-
 STATS = {
     "forward_evaluations": "evaluations of f in the forward solve, also for rejected steps and for the first step size",
-    "accepted_steps": "steps that became part of the solution",
+    "accepted_steps": "steps that became part of the solution; with `independent=True` of each sample",
     "rejected_steps": "steps that were tried again, shorter, because of their error",
     "backward_evaluations": "evaluations of f in the backward pass; none where activations were kept",
     "vjp_state": "products with the transposed Jacobian of f in the state, n for n stacked points; not those that "
@@ -132,18 +137,29 @@ def options_table() -> str:
     rows = []
     for option in [*OPTIONS, *sorted(set().union(*known.values()) - OPTIONS.keys())]:
         having = [name for name, options in known.items() if option in options]
-        if having or option in ("solver", "event_tol"):
+        if having or option in ELSEWHERE:
             rows.append((f"`{option}`", _who(option, having, known), *OPTIONS[option]))
     return _table(("option", "of", "default", "meaning"), rows)
 
 
 def _who(option: str, having: list[str], known: dict[str, set[str]]) -> str:
-    if option in ("solver", "event_tol"):
-        return "`scipy_solver`" if option == "solver" else "events"
-    for kind, members in KINDS.items():
-        if option in members(known):
-            return kind
-    return ", ".join(f"`{name}`" for name in having) if len(having) <= 3 else "implicit methods"
+    """Which methods have an option, in as few words as say it: kinds of methods, then names."""
+    if option in ELSEWHERE:
+        return ELSEWHERE[option]
+    adaptive = {name for name in known if "first_step" in known[name]}
+    implicit = {name for name in known if name in qj.TABLEAUS and np.triu(qj.TABLEAUS[name].a).any()}
+    kinds = {
+        "every method": set(known),
+        "adaptive methods": adaptive,
+        "fixed steps": set(known) - adaptive,
+        "implicit Runge–Kutta methods": implicit,
+    }
+    words, left = [], set(having)
+    for kind, members in kinds.items():
+        if members and members <= set(having) and members & left:
+            words.append(kind)
+            left -= members
+    return ", ".join([*words, *(f"`{name}`" for name in having if name in left)])
 
 
 def stats_table() -> str:

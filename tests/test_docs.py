@@ -151,14 +151,22 @@ def test_commands_of_quadjoint_are_as_the_pages_say() -> None:
 def test_every_public_name_is_in_the_reference() -> None:
     """Tables of names (``GRADIENTS``, ``METHODS``, ``TABLEAUS``) and submodules are data, and have no entry."""
     import quadjoint
-    from quadjoint import nn, sde
+    from quadjoint import cde, nn, sde
 
     reference = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
     listed = {entry.rpartition(".")[2] for entry in re.findall(r"^::: ([\w.]+)", reference, re.MULTILINE)}
     for members in re.findall(r"members: \[(.*)\]", reference):
         listed |= set(members.split(", "))
-    public = {*quadjoint.__all__, *nn.__all__, *sde.__all__, "odeint_adjoint", "odeint_event", "odeint_dense"}
-    assert public - {"GRADIENTS", "METHODS", "TABLEAUS", "nn", "sde"} <= listed
+    public = {
+        *quadjoint.__all__,
+        *nn.__all__,
+        *sde.__all__,
+        *cde.__all__,
+        "odeint_adjoint",
+        "odeint_event",
+        "odeint_dense",
+    }
+    assert public - {"GRADIENTS", "METHODS", "TABLEAUS", "cde", "nn", "sde"} <= listed
 
 
 def generated() -> Any:
@@ -282,6 +290,7 @@ def run_example(source: str, path: Path, monkeypatch: pytest.MonkeyPatch, *argum
 
 @pytest.mark.parametrize("script", [e for e in EXAMPLES if e.stem != "data_parallel"], ids=name)
 def test_example_runs_and_saves_its_picture(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").symlink_to(ROOT / "examples" / "data")
     run_example(script.read_text(encoding="utf-8"), tmp_path / script.name, monkeypatch, "--quick")
     assert (tmp_path / "outputs" / f"{script.stem}.png").stat().st_size > 5000
 

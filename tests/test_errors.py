@@ -102,7 +102,7 @@ BAD_INPUT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "controller": (
         {"options": {"controller": "pd"}},
         ValueError,
-        r"'controller'\] must be 'i', 'pi', 'pid' or an object",
+        r"'controller'\] must be 'i', 'pi', 'pid', 'predictive' or an object",
     ),
     "controller object": ({"options": {"controller": 0.3}}, TypeError, r"'controller'\] must be.*'factor'"),
     "stepper class": ({"method": qj.Stepper}, ValueError, r"is not known.*based on qj.Stepper"),
@@ -177,7 +177,7 @@ FAILED: dict[str, tuple[dict[str, Any], type[SolveError], str]] = {
     "blow-up": (
         {"f": singular, "y0": torch.ones(1, dtype=torch.float64), "t": (0.0, 2.0), "rtol": 1e-8, "atol": 1e-8},
         StepSizeUnderflowError,
-        r"step size fell to \S+ at t = (1|0\.99999).*rtol/atol.*jump_t.*LSODA",
+        r"step size fell to \S+ at t = (1|0\.99999).*rtol/atol.*jump_t.*method='kvaerno5'",
     ),
     "discontinuity": (
         {"f": chattering, "y0": torch.ones(1, dtype=torch.float64), "options": {"max_num_steps": 200}},

@@ -195,7 +195,8 @@ def test_the_same_steps_are_tried_accepted_and_rejected(
         found.append(list(itertools.takewhile(lambda call: abs(call[1] - float(t[1])) > 1.02 * call[2], f.calls)))
     assert len(found[0]) > 4
     for (kind, *ours), (kind_theirs, *theirs) in zip(*found, strict=True):
-        assert kind == kind_theirs and ours == pytest.approx(theirs, rel=1e-9)
+        # torchdiffeq holds tolerances of single tensors in float32.
+        assert kind == kind_theirs and ours == pytest.approx(theirs, rel=1e-7 if tuples else 1e-9)
     scale = max(float(part.abs().max()) for part in problems.parts(ends[1]))
     assert problems.error(*ends) < (3e-2 if option == "min_step" else 5e-3) * scale
 

@@ -24,6 +24,7 @@ from quadjoint.ode import odeint, solve
 from quadjoint.quadrature import Heuristic, NodePolicy, PerStep, Span, gauss_legendre
 from quadjoint.solution import Solution
 from quadjoint.solver.controllers import PIDController
+from quadjoint.solver.independent.endings import Ending, Status
 from quadjoint.solver.interpolation import HermiteStep
 from quadjoint.solver.methods.catalogue import METHODS, register_method
 from quadjoint.solver.methods.tableau import ButcherTableau
@@ -60,6 +61,7 @@ __all__ = [
     "Controller",
     "Direct",
     "DiscreteAdjoint",
+    "Ending",
     "Explanation",
     "GaussLegendre",
     "Gradient",
@@ -79,6 +81,7 @@ __all__ = [
     "SolveError",
     "Span",
     "Stats",
+    "Status",
     "Step",
     "Stepper",
     "WongZakai",

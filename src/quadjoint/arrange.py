@@ -11,12 +11,22 @@ from torch import Tensor
 
 from quadjoint.autograd import private
 from quadjoint.errors import warn_once
+from quadjoint.solver.clocks import on_the_host
 from quadjoint.solver.dynamics import Dynamics
+from quadjoint.solver.independent.sample_observer import StepObserver
+from quadjoint.solver.independent.samples import Samples
+from quadjoint.solver.independent.setup import (
+    check_batch,
+    make_samples,
+    refuse_batch_options,
+    sample_norm,
+    take_options,
+)
 from quadjoint.solver.integrate import Hooks
 from quadjoint.solver.methods.catalogue import make_solver
 from quadjoint.solver.methods.compiled import with_compiled_steps
 from quadjoint.solver.observe import Observer, SampleObserver
-from quadjoint.solver.progress import bar
+from quadjoint.solver.progress import bar, sample_bar
 from quadjoint.solver.spec import InitialValue, Method, Spec
 from quadjoint.solver.state import Layout, State, is_finite
 from quadjoint.solver.structure import Structure
@@ -47,6 +57,7 @@ def arrange(
     event_fn: Callable[..., Any] | None,
     compile: bool,
     exact_clock: bool,
+    independent: bool = False,
     dense: bool = False,
     progress: bool = False,
 ) -> Arranged:
@@ -60,42 +71,132 @@ def arrange(
     _check_state(y0)
     if not callable(f):
         raise TypeError(f"f must be callable as f(t, y); got {type(f).__name__}.")
-    per_sample = values.ndim == 2
-    layout = Layout.of(y0, batched=per_sample)
+    layout = Layout.of(y0, batched=independent or values.ndim == 2)
+    if independent:
+        check_batch(y0, layout)
     options = _options(options, layout)
     y = layout.pack(y0)
     rtol, atol = _check_tolerance("rtol", rtol, layout, y), _check_tolerance("atol", atol, layout, y)
     tolerance = float(options.pop("event_tol", EVENT_TOLERANCE))
     if not tolerance > 0.0:
         raise ValueError(f"options['event_tol'] must be positive; got {tolerance}.")
-    make_observer: Callable[[], Observer | SampleObserver]
-    if per_sample:
-        _check_samples(y, t, layout, event_fn)
-        t = fill_padding(t)
-        clock, options = common_clock(method, options, t, y)
-        s, end = clock.inverse(t.detach().to("cpu", torch.float64).numpy()), clock.end
-        dynamics = Dynamics(f, y, layout, clock)
-        make_observer, solver_t = lambda: SampleObserver(s, end), torch.tensor([0.0, end], dtype=torch.float64)
+    horizon = options.pop("horizon", None)
+    if horizon is not None and (independent or event_fn is None):
+        why = "the last of the times t is the horizon of each sample" if independent else "it needs an event_fn"
+        raise ValueError(f"options['horizon'] ends a solve in which steps are shared and no event comes; {why}.")
+    if independent:
+        clock = _own_steps(f, y, t, layout, method=method, options=options, events=event_fn is not None)
+    elif values.ndim == 2:
+        clock = _own_times(f, y, t, layout, method=method, options=options, event_fn=event_fn)
     else:
-        points = t if private.is_differentiated(t) and exact_clock and event_fn is None else None
-        dynamics, times = Dynamics(f, y, layout), values.tolist()
-        # The steps up to an event are no function of the times given; gradients in them come from the flow.
-        make_observer, solver_t = lambda: Observer(times, points), t if points is not None else t.detach()
-        if event_fn is not None and len(times) != 2:
-            raise ValueError(
-                f"With event_fn, t holds the initial time and one later for the direction; got {len(times)} times."
-            )
-    problem = InitialValue(f, y, solver_t, layout, open_end=event_fn is not None)
-    solver = make_solver(method, options, problem, rtol=rtol, atol=atol)
-    if not solver.judges_start or values.shape[-1] == 1:
+        refuse_batch_options(options)
+        if event_fn is not None:
+            t = _until(t, horizon)
+        clock = _common_times(f, y, t, layout, exact=exact_clock and event_fn is None)
+    open_end = event_fn is not None and horizon is None and not independent
+    problem = InitialValue(f, y, clock.solver_t, layout, open_end=open_end)
+    solver = make_solver(method, options if clock.options is None else clock.options, problem, rtol=rtol, atol=atol)
+    if not solver.judges_start or values.shape[-1] == 1 or independent:
         check_finite(y, layout)
     if solver.grid is None:
         _remark_on_precision(rtol, atol, y)
+    if clock.samples is not None:
+        solver = solver.with_settings(norm=sample_norm(options.get("norm"), layout))
     event = None if event_fn is None else lambda s, state: event_fn(s, layout.unpack(state))
-    hooks = _hooks(f, layout, problem.times if progress else None)
-    spec = Spec(dynamics, solver, make_observer, event, tolerance, hooks, dense)
+    hooks = _hooks(f, layout)
+    if progress:
+        shown = bar(problem.times, hooks.on_accept) if clock.samples is None else None
+        hooks = replace(hooks, on_accept=shown or sample_bar(clock.t.detach(), hooks.on_accept))
+    spec = Spec(
+        clock.dynamics,
+        solver,
+        clock.make_observer,
+        event,
+        tolerance,
+        hooks,
+        dense=dense,
+        open_end=open_end,
+        samples=clock.samples,
+    )
     # A compiled graph cannot be transformed again.
-    return Arranged(with_compiled_steps(spec) if compile and not private.is_transformed() else spec, y, t, layout)
+    return Arranged(with_compiled_steps(spec) if compile and not private.is_transformed() else spec, y, clock.t, layout)
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """How the times of a solve become those of its steps."""
+
+    t: Tensor  # as given, padding filled
+    dynamics: Dynamics
+    make_observer: Callable[[], Observer | SampleObserver | StepObserver]
+    solver_t: Tensor  # the times of the steps
+    options: dict[str, Any] | None = None  # for the method, if they differ from those given
+    samples: Samples | None = None
+
+
+def _common_times(f: Callable[..., Any], y: Tensor, t: Tensor, layout: Layout, *, exact: bool) -> _Clock:
+    points = t if private.is_differentiated(t) and exact else None
+    times = check_times(t).tolist()
+    # The steps up to an event are no function of the times given; gradients in them come from the flow.
+    solver_t = t if points is not None else t.detach()
+    return _Clock(t, Dynamics(f, y, layout), lambda: Observer(times, points), solver_t)
+
+
+_UNIT = torch.tensor([0.0, 1.0], dtype=torch.float64)
+
+
+def _own_times(
+    f: Callable[..., Any],
+    y: Tensor,
+    t: Tensor,
+    layout: Layout,
+    *,
+    method: Method,
+    options: dict[str, Any],
+    event_fn: Any,
+) -> _Clock:
+    """Times of each sample's own, steps that the batch shares."""
+    refuse_batch_options(options)
+    _check_samples(y, t, layout, event_fn)
+    t = fill_padding(t)
+    clock, options = common_clock(method, options, t, y)
+    s, end = clock.inverse(on_the_host(t)), clock.end
+    solver_t = torch.tensor([0.0, end], dtype=torch.float64)
+    return _Clock(t, Dynamics(f, y, layout, clock), lambda: SampleObserver(s, end), solver_t, options)
+
+
+def _own_steps(
+    f: Callable[..., Any],
+    y: Tensor,
+    t: Tensor,
+    layout: Layout,
+    *,
+    method: Method,
+    options: dict[str, Any],
+    events: bool,
+) -> _Clock:
+    """Steps of each sample's own."""
+    t = t.expand(len(y), -1) if t.ndim == 1 else t
+    _check_samples(y, t, layout, None, columns=1)
+    options, own = take_options(method, options, events=events)
+    values, t = on_the_host(t), fill_padding(t)
+    samples = make_samples(t, values, y, **own)
+    dynamics = Dynamics(f, y, layout, per_sample=True)
+    return _Clock(t, dynamics, lambda: StepObserver(samples), _UNIT, options, samples)
+
+
+def _until(t: Tensor, horizon: Any) -> Tensor:
+    """The initial time and the last one of a solve with an event; without a horizon that says the direction alone."""
+    if len(t) != 2:
+        raise ValueError(
+            f"With event_fn, t holds the initial time and one later for the direction; got {len(t)} times."
+        )
+    if horizon is None:
+        return t
+    last = torch.as_tensor(horizon).detach().to(t).reshape(())
+    if not bool((last - t[0]) * (t[1] - t[0]) > 0.0):
+        raise ValueError(f"options['horizon'] must lie past t[0] in the direction of t[1]; got {float(last):.6g}.")
+    return torch.stack([t[0], last])
 
 
 def _check_state(y0: Any) -> None:
@@ -133,7 +234,7 @@ def _options(options: dict[str, Any] | None, layout: Layout) -> dict[str, Any]:
     return options
 
 
-def _check_samples(y: Tensor, t: Tensor, layout: Layout, event_fn: Any) -> None:
+def _check_samples(y: Tensor, t: Tensor, layout: Layout, event_fn: Any, *, columns: int = 2) -> None:
     shapes = layout.shapes or (y.shape,)
     if any(len(s) == 0 or s[0] != t.shape[0] for s in shapes):
         raise ValueError(
@@ -141,7 +242,7 @@ def _check_samples(y: Tensor, t: Tensor, layout: Layout, event_fn: Any) -> None:
         )
     if event_fn is not None:
         raise ValueError("event_fn needs times shared by the batch, t of shape (2,).")
-    if t.shape[1] < 2:
+    if t.shape[1] < columns:
         raise ValueError("Times per sample need at least two columns.")
 
 
@@ -175,16 +276,19 @@ def _remark_on_precision(rtol: Any, atol: Any, y: Tensor) -> None:
         )
 
 
-def _hooks(f: Callable[..., Any], layout: Layout, bar_over: list[float] | None) -> Hooks:
-    """Callbacks are attributes of f, as in torchdiffeq; they receive (t0, y0, dt) with dt the step's length."""
+def _hooks(f: Callable[..., Any], layout: Layout) -> Hooks:
+    """Callbacks are attributes of f, as in torchdiffeq; they receive (t0, y0, dt) with dt the step's length.
+
+    If samples take steps of their own, t0 and dt have one number for each; after a step, dt is zero for those that were
+    not accepted, or not rejected.
+    """
 
     def adapt(callback: Any) -> Any:
         if callback is None:
             return None
         return lambda t, y, dt: callback(
-            torch.tensor(t, dtype=torch.float64), layout.unpack(y), torch.tensor(abs(dt), dtype=torch.float64)
+            torch.as_tensor(t, dtype=torch.float64), layout.unpack(y), torch.as_tensor(abs(dt), dtype=torch.float64)
         )
 
     names = ("callback_step", "callback_accept_step", "callback_reject_step")
-    hooks = Hooks(*(adapt(getattr(f, name, None)) for name in names))
-    return hooks if bar_over is None else replace(hooks, on_accept=bar(bar_over, hooks.on_accept))
+    return Hooks(*(adapt(getattr(f, name, None)) for name in names))

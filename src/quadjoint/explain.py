@@ -60,8 +60,8 @@ class Explanation:
             f"  state        {s.rows} x {s.features}, {_bytes(s.state_bytes)}",
             f"  parameters   {s.parameter_count:,}, {_bytes(s.parameter_bytes)}",
             f"  activations  {_bytes(s.activation_bytes)} an evaluation",
-            f"  forward      {s.evaluations} evaluations, {self.stats.accepted_steps} steps accepted, "
-            f"{self.stats.rejected_steps} rejected",
+            f"  forward      {s.evaluations} evaluations, {_steps(self.stats.accepted_steps)} steps accepted, "
+            f"{_steps(self.stats.rejected_steps)} rejected",
             "",
             f"  {'':22}{'predicted':>22}" + (f"{'measured':>22}" if self.measured else ""),
         ]
@@ -81,6 +81,7 @@ def explain(
     rtol: Any = 1e-3,
     atol: Any = 1e-6,
     options: dict[str, Any] | None = None,
+    independent: bool = False,
     params: Sequence[Tensor] | None = None,
     memory_limit: int | None = None,
     measure: bool | Sequence[str] = False,
@@ -93,7 +94,7 @@ def explain(
     from the sizes. Nothing is left in ``.grad`` of any tensor.
 
     Args:
-        f, y0, t, method, rtol, atol, options, params: as in ``odeint``.
+        f, y0, t, method, rtol, atol, options, independent, params: as in ``odeint``.
         memory_limit: bytes that the backward pass may keep; by default a quarter of the memory, as in ``Auto``.
         measure: True times a forward and backward pass with every method in the prediction (the best of ``repeats``
             after one to warm up) and finds its peak memory; names ("direct", "gq", "adjoint", ...) choose others.
@@ -106,7 +107,7 @@ def explain(
     >>> found.sizes.rows, found.sizes.features, found.choice in found.predicted
     (8, 2, True)
     """
-    settings: dict[str, Any] = dict(method=method, rtol=rtol, atol=atol, options=options)
+    settings: dict[str, Any] = dict(method=method, rtol=rtol, atol=atol, options=options, independent=independent)
     arranged = arrange(f, y0, t, event_fn=None, compile=False, exact_clock=True, **settings)
     if not arranged.spec.solver.stepper.recordable:
         raise ValueError(
@@ -172,6 +173,11 @@ def _measure(
 def _gradient(name: str, activations: int) -> Gradient:
     """A method of the cost model or of ``gradient=`` by its name."""
     return DiscreteAdjoint(mode=name, activations=activations) if name in MODES else resolve(name)
+
+
+def _steps(count: int | Tensor) -> str:
+    """How many steps, of samples with steps of their own from the least to the most."""
+    return f"{int(count.min())} to {int(count.max())}" if isinstance(count, Tensor) else str(count)
 
 
 def _title(name: str) -> str:

@@ -145,6 +145,7 @@ class NeuralODE(nn.Module):
         atol: Any = 1e-6,
         gradient: Any = "auto",
         options: Mapping[str, Any] | None = None,
+        independent: bool = False,
         compile: bool = False,
         params: Sequence[Tensor] | None = None,
     ) -> None:
@@ -156,6 +157,7 @@ class NeuralODE(nn.Module):
         self.atol = atol
         self.gradient = gradient
         self.options = dict(options) if options else None
+        self.independent = independent
         self.compiled = compile
         self.further = None if params is None else tuple(params)
 
@@ -177,7 +179,7 @@ class NeuralODE(nn.Module):
 
     def settings(self) -> dict[str, Any]:
         """What the solver is given besides the problem."""
-        names = ("method", "rtol", "atol", "gradient", "options")
+        names = ("method", "rtol", "atol", "gradient", "options", "independent")
         return {**{name: getattr(self, name) for name in names}, "compile": self.compiled, "params": self.further}
 
     def extra_repr(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,15 +13,15 @@ from torch import Tensor
 from quadjoint.arrange import Arranged, arrange, check_finite
 from quadjoint.autograd import private
 from quadjoint.autograd.captured import Snapshot
+from quadjoint.conclude import Solved, conclude
 from quadjoint.errors import SolveError
 from quadjoint.gradient import Gradient, resolve
 from quadjoint.gradient.base import Outcome, Part, Task
 from quadjoint.gradient.choose.auto import Auto
 from quadjoint.gradient.direct import Direct
 from quadjoint.gradient.first import First, Only, StartedDynamics
-from quadjoint.gradient.flow import Crossing, Flow, shift
+from quadjoint.gradient.flow import Flow, shift
 from quadjoint.solution import Solution
-from quadjoint.solver.events import EventWatch
 from quadjoint.solver.randomness import RandomnessCheck
 from quadjoint.solver.spec import Method
 from quadjoint.solver.state import State
@@ -48,6 +48,7 @@ def odeint(
     gradient: str | Gradient = "auto",
     options: dict[str, Any] | None = None,
     event_fn: Dynamical | None = None,
+    independent: bool = False,
     compile: bool = False,
     params: Sequence[Tensor] | None = None,
 ) -> Any:
@@ -66,6 +67,8 @@ def odeint(
         options: of the method, named as in torchdiffeq; ``event_tol`` is the accuracy of an event's time, relative to
             the step in which it lies.
         event_fn: the solve ends where ``event_fn(t, y)`` changes sign; returns (event time, states).
+        independent: every sample of the first dimension takes steps of its own and ends by itself: at its last time, at
+            an event of its own, or where it fails. f receives t shaped to broadcast against y.
         compile: run the steps under ``torch.compile``.
         params: tensors to differentiate in besides the parameters of a module and those that f uses at t[0], which
             are found. A tensor that f uses only later must be named.
@@ -90,6 +93,7 @@ def odeint(
         event_fn=event_fn,
         compile=compile,
         exact_clock=how.exact_clock,
+        independent=independent,
     )
     solved = _solve(arranged, how, params)
     return solved.ys if event_fn is None else (solved.event_time, solved.ys)
@@ -107,13 +111,15 @@ def solve(
     gradient: str | Gradient = "auto",
     options: dict[str, Any] | None = None,
     event_fn: Dynamical | None = None,
+    independent: bool = False,
     compile: bool = False,
     params: Sequence[Tensor] | None = None,
     progress: bool = False,
 ) -> Solution:
     """As ``odeint``, returning a ``Solution`` with statistics and the continuous solution.
 
-    ``progress=True`` shows a bar over integration time (needs tqdm).
+    ``progress=True`` shows a bar over integration time (needs tqdm). How samples ended that are solved with
+    ``independent=True`` is in ``status``.
 
     >>> import torch, quadjoint as qj
     >>> sol = qj.solve(lambda t, y: -y, torch.ones(()), torch.tensor([0.0, 2.0]), rtol=1e-6)
@@ -134,34 +140,15 @@ def solve(
         event_fn=event_fn,
         compile=compile,
         exact_clock=how.exact_clock,
+        independent=independent,
         dense=True,
         progress=progress,
     )
     solved = _solve(arranged, how, params)
-    ts = t if solved.event_time is None else torch.stack([t[0], solved.event_time])
-    return Solution(
-        ts,
-        solved.ys,
-        stats=solved.stats,
-        event_time=solved.event_time,
-        parts=solved.parts,
-        layout=arranged.layout,
-        flow=solved.flow,
-        interval=solved.interval,
-    )
+    return Solution(solved, arranged.layout)
 
 
-@dataclass(frozen=True)
-class _Solved:
-    ys: State
-    event_time: Tensor | None
-    stats: Stats
-    parts: list[Part]
-    flow: Flow
-    interval: tuple[float, float]
-
-
-def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -> _Solved:
+def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -> Solved:
     """Choose how to differentiate, and solve."""
     spec, y, t = arranged.spec, arranged.y0, arranged.t
     transformed = private.is_transformed()
@@ -197,18 +184,7 @@ def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -
             raise ValueError(HIDDEN) from error
         raise
     random.refuse(spec, arranged.y0, fixed_is_fine=how.name == "direct" or not wanted)
-    ys = spec.make_observer().arrange(out.ys)
-    event, end = None, spec.make_observer().interval[1]
-    if spec.event is not None:
-        assert out.event_time is not None
-        signs = EventWatch(spec.event, spec.f, spec.start, arranged.y0, tolerance=spec.event_tolerance).signs
-        event = Crossing(spec.event, signs, flow, task.params).time(out.event_time, ys[-1], t.detach())
-        t, end = torch.stack([t[0], event]), out.event_time
-        by_flow = by_flow or private.is_differentiated(event)
-    if by_flow:
-        ys = shift(flow, ys, t.T if flow.per_sample else t, params=task.params)
-    states = arranged.layout.unpack(ys, leading=1)
-    return _Solved(states, event, task.stats, out.parts, flow, (spec.start, end))
+    return conclude(replace(arranged, spec=spec), task, out, flow, in_times=by_flow)
 
 
 def _chosen(how: Gradient, task: Task, first: First) -> Gradient:
@@ -262,6 +238,7 @@ def _forward(task: Task, y: Tensor, first: First | None) -> Outcome:
         task.say("no gradient is needed")
     before = task.f.evaluations
     with torch.set_grad_enabled(torch.is_grad_enabled() and not task.complete):
-        run = task.spec.begin(y, None if first is None else StartedDynamics(task.f, first, first.value)).run()
+        integrator = task.spec.begin(y, None if first is None else StartedDynamics(task.f, first, first.value))
+        run = integrator.run()
     task.count(run, task.f.evaluations - before)
-    return Outcome(run.ys, run.event_time, [Part(run.steps)])
+    return Outcome(run.ys, run, integrator.observer, [Part(run)])

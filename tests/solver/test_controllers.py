@@ -63,6 +63,7 @@ def test_another_attempt_is_shorter(controller: Any, ratio: float, errors: tuple
     assert control._factor(ratio) <= 0.9
 
 
+@pytest.mark.filterwarnings("ignore:The problem .* seems to be stiff")
 def test_pid_control_rejects_less_where_stability_limits_the_step() -> None:
     def f(t: Tensor, y: Tensor) -> Tensor:
         return -300 * (y - torch.cos(t))

@@ -50,7 +50,7 @@ def solver_settings(method: str) -> dict[str, Any]:
 
 def accuracy(method: str) -> float:
     coarse = {"euler": 4e-2, "midpoint": 3e-4, "heun2": 3e-4, "alf": 3e-4, "fehlberg2": 2e-4, "adaptive_heun": 1e-4}
-    coarse |= {"implicit_euler": 4e-2, "implicit_midpoint": 3e-4, "trapezoid": 3e-4, "sdirk2": 3e-4}
+    coarse |= {"implicit_euler": 4e-2, "implicit_midpoint": 3e-4, "trapezoid": 3e-4, "sdirk2": 3e-4, "trbdf2": 5e-5}
     return coarse.get(method, 4e-6)
 
 

@@ -76,9 +76,16 @@ def test_times_that_are_mapped_over_are_refused() -> None:
 
 
 @pytest.mark.parametrize("gradient", ["auto", "direct"])
-def test_scipy_is_refused(gradient: str) -> None:
-    with pytest.raises(ValueError, match=r"method='scipy_solver' cannot run inside torch.func"):
-        jvp(lambda y: qj.odeint(FIELD, y, T, method="scipy_solver", gradient=gradient), (Y0,), (Y0,))
+@pytest.mark.parametrize("method", ["scipy_solver", "kvaerno3", "implicit_midpoint"])
+def test_steps_that_are_not_made_of_the_operations_of_torch_are_refused(method: str, gradient: str) -> None:
+    solve = lambda y: qj.odeint(FIELD, y, T, method=method, gradient=gradient)  # noqa: E731
+    words = rf"method='{method}' cannot run inside torch.func.*Use an explicit method"
+    with pytest.raises(ValueError, match=words):
+        jvp(solve, (Y0,), (Y0,))
+    with pytest.raises(ValueError, match=words):
+        grad(lambda y: solve(y).sum())(Y0)
+    with pytest.raises(ValueError, match=words), forward_ad.dual_level(), torch.no_grad():
+        solve(forward_ad.make_dual(Y0, Y0))
 
 
 def test_the_adjoint_of_torchdiffeq_is_refused() -> None:

@@ -153,6 +153,7 @@ class Contestant:
         self.optimiser.step()
         float(loss.detach())  # a device has then done its work
         self.spans.append(watch.span())
+        self.optimiser.zero_grad(set_to_none=True)  # what others need not carry
 
     def peak(self, batch: Batch) -> int:
         self.model.load_state_dict(self.weights)

@@ -78,7 +78,9 @@ def training_figure(
     sentences = []
     for ax, (kind, chosen) in zip(axes, plans, strict=True):
         sentences.append(_panel(ax, kind, chosen, metric=(metric, metric_name, log_metric), loss=loss, width=width))
-        name_ends(ax)
+        if kind != "clock":  # where all end at the same height
+            name_ends(ax)
+    legend(figure, axes)
     return Drawing(figure, f"{task}: {'; '.join(sentences)}. Lines that end together share a name.")
 
 
@@ -113,8 +115,8 @@ def cost_figure(records: Records, *, task: str, scale: str) -> Drawing | None:
             number_of("per_gradient", "backward_evaluations"),
         ),
         ("memory", "peak MiB of one gradient", lambda r: _mebibytes(r)),
-        ("error", f"relative error, weights {scale}", number_of("gradient_error")),
-        ("mismatch", f"difference from direct, weights {scale}", _mismatch),
+        ("error", "error of the gradient", number_of("gradient_error")),
+        ("mismatch", "difference from direct’s gradient", _mismatch),
     ]
     plans = []
     for name, words, number in kinds:

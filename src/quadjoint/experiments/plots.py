@@ -186,37 +186,36 @@ def _remember(ax: Axes, ends: list[tuple[str, float, float]]) -> None:
 
 
 def name_ends(ax: Axes, height: float = 150.0) -> None:
-    """Write each method beside the end of its line; those that end together share one label.
+    """Write each method to the right of the axes, where its line ends; those that end together share one label.
 
     To be called when scales are set. ``height`` is about that of the axes, in points.
     """
     places = []
     for method, x, y in getattr(ax, _ENDS, []):
-        spot = ax.transAxes.inverted().transform(ax.transData.transform((x, y)))
-        if all(math.isfinite(c) for c in spot):
-            places.append(([method], x, y, float(spot[0]), float(spot[1])))
-    places.sort(key=lambda place: -place[4])
-    groups: list[tuple[list[str], float, float, float, float]] = []
-    for place in places:
-        if groups and abs(groups[-1][4] - place[4]) < 0.03 and abs(groups[-1][3] - place[3]) < 0.05:
-            groups[-1][0].extend(place[0])
+        across = float(ax.transAxes.inverted().transform(ax.transData.transform((x, y)))[1])
+        if math.isfinite(across):
+            places.append((min(max(across, 0.0), 1.0), method))
+    groups: list[tuple[float, list[str]]] = []
+    for across, method in sorted(places, key=lambda place: -place[0]):
+        if groups and groups[-1][0] - across < 0.03:
+            groups[-1][1].append(method)
         else:
-            groups.append(place)
-    lowest = math.inf
-    for names, x, y, _, across in groups:
-        wanted = min(across, lowest - 11 / height)
-        lowest = wanted
+            groups.append((across, [method]))
+    line, free = 9.5 / height, math.inf
+    for across, names in groups:
+        words = [", ".join(names[k : k + 2]) for k in range(0, len(names), 2)]
+        room = line * len(words)
+        middle = min(across, free - room / 2)
+        free = middle - room / 2
         colour = STYLES.get(names[0], {}).get("color") if len(names) == 1 else "#444444"
-        shift = ((6, (wanted - across) * height), "offset points")
-        words = ",\n".join([", ".join(names[k : k + 2]) for k in range(0, len(names), 2)])
         ax.annotate(
-            words,
-            (x, y),
-            xytext=shift[0],
-            textcoords=shift[1],
+            ",\n".join(words),
+            (1.0, middle),
+            xycoords="axes fraction",
+            xytext=(4, 0),
+            textcoords="offset points",
             va="center",
             fontsize=7.5,
             color=colour,
             annotation_clip=False,
         )
-        lowest -= 9 / height * ((len(names) - 1) // 2)

@@ -45,25 +45,44 @@ class Task:
     def count(self, run: Integration, evaluations: int) -> None:
         """Note the figures of a forward solve, or of a part of one."""
         self.stats.forward_evaluations += evaluations
-        self.stats.accepted_steps += run.accepted_steps
-        self.stats.rejected_steps += run.rejected_steps
+        accepted, rejected = run.counts
+        self.stats.accepted_steps += accepted
+        self.stats.rejected_steps += rejected
 
 
 @dataclass(frozen=True)
 class Part:
-    """Steps that are kept for the continuous solution; ``mailbox`` takes gradients of states that autograd lacks."""
+    """A solve whose steps are kept for the continuous solution.
 
-    steps: list[Step]
+    ``mailbox`` takes gradients of states that autograd lacks.
+    """
+
+    run: Integration
     mailbox: Mailbox | None = None
     link: Tensor | None = None
+
+    @property
+    def steps(self) -> list[Step]:
+        return self.run.steps
+
+    def states(self, times: Sequence[float], rows: Tensor | None) -> Tensor:
+        """States at times within the part, those of single samples if ``rows`` are given."""
+        return DenseOutput(self.steps).at(times, rows)
+
+
+class Arranger(Protocol):
+    """Puts observations in the order of the result."""
+
+    def arrange(self, values: Tensor) -> Tensor: ...
 
 
 @dataclass
 class Outcome:
-    """What a differentiable solve gives: observations in the order of time, and the steps, if they are kept."""
+    """What a differentiable solve gives: observations as they were collected, and the steps, if they are kept."""
 
     ys: Tensor
-    event_time: float | None = None
+    run: Integration
+    observer: Arranger
     parts: list[Part] = field(default_factory=list)
 
 
@@ -117,6 +136,9 @@ class Gradient:
 class Running(Protocol):
     """A solve that is ready to run."""
 
+    @property
+    def observer(self) -> Arranger: ...
+
     def run(self) -> Integration: ...
 
 
@@ -130,9 +152,9 @@ def differentiate(method: Gradient, task: Task, begin: Begin, y0: Tensor, record
     observed = spec.make_observer().points if method.exact_clock else None
     solved = _Solved(method, task, begin, recorder)
     ys, link = _Solve.apply(solved, y0, points, observed, *task.params)
-    assert solved.run is not None
-    part = Part(solved.run.steps, solved.mailbox, link)
-    return Outcome(ys, solved.run.event_time, [part])
+    assert solved.run is not None and solved.observer is not None
+    part = Part(solved.run, solved.mailbox, link)
+    return Outcome(ys, solved.run, solved.observer, [part])
 
 
 @dataclass
@@ -144,6 +166,7 @@ class _Solved:
     begin: Begin
     memory: Any
     run: Integration | None = None
+    observer: Arranger | None = None
     mailbox: Mailbox = field(default_factory=Mailbox)
 
 
@@ -154,7 +177,8 @@ class _Solve(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         f = solved.task.f
         before = f.evaluations
-        run = solved.begin(y0.detach(), solved.memory.dynamics, solved.memory).run()
+        running = solved.begin(y0.detach(), solved.memory.dynamics, solved.memory)
+        run, solved.observer = running.run(), running.observer
         solved.task.count(run, f.evaluations - before)
         ys = run.ys
         solved.run = replace(run, ys=ys.new_empty(0))
@@ -212,7 +236,7 @@ def _differentiable(
     outs, seeds = [again.ys], [grad_ys]
     if queries:
         dense = DenseOutput(again.steps)
-        outs += [dense.many(query.times) for query in queries]
+        outs += [dense.at(query.times, query.rows) for query in queries]
         seeds += [query.grads for query in queries]
     return gates.gradients(outs, [y0, points, observed, *task.params], seeds)
 
@@ -221,22 +245,22 @@ class _Answer(torch.autograd.Function):
     """States of the continuous solution; their gradients go to the backward pass of the solve."""
 
     @staticmethod
-    def forward(ctx: Any, part: Part, times: list[float], link: Tensor) -> Tensor:
-        ctx.part, ctx.times = part, times
-        return DenseOutput(part.steps).many(times)
+    def forward(ctx: Any, part: Part, times: Sequence[float], rows: Tensor | None, link: Tensor) -> Tensor:
+        ctx.part, ctx.times, ctx.rows = part, times, rows
+        return part.states(times, rows)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         assert ctx.part.mailbox is not None
-        ctx.part.mailbox.put(ctx.times, grads[0])
-        return None, None, grads[0].new_zeros(())
+        ctx.part.mailbox.put(ctx.times, ctx.rows, grads[0])
+        return None, None, None, grads[0].new_zeros(())
 
 
-def evaluate(part: Part, times: list[float]) -> Tensor:
+def evaluate(part: Part, times: Sequence[float], rows: Tensor | None = None) -> Tensor:
     """States of the continuous solution at times within a part of it, differentiable as its observations are."""
     if part.link is not None and part.link.requires_grad and torch.is_grad_enabled():
-        return _Answer.apply(part, times, part.link)
-    return DenseOutput(part.steps).many(times)
+        return _Answer.apply(part, times, rows, part.link)
+    return part.states(times, rows)
 
 
 class _Touch(torch.autograd.Function):

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from quadjoint.autograd import private
 from quadjoint.errors import SolveError
+from quadjoint.solver.independent.loop import SampleIntegration
 from quadjoint.solver.integrate import Integration
-from quadjoint.solver.observe import SampleObserver
+from quadjoint.solver.observe import Observer, SampleObserver
 from quadjoint.solver.spec import Spec
 
 
@@ -24,7 +25,8 @@ from quadjoint.solver.spec import Spec
 class Query:
     """States asked of the continuous solution at ``times``, and the gradient of the loss in them."""
 
-    times: list[float]
+    times: Sequence[float]
+    rows: Tensor | None  # of the batch, if a state is that of one sample
     grads: Tensor
     backward_pass: int | None
 
@@ -35,8 +37,8 @@ class Mailbox:
     def __init__(self) -> None:
         self.queries: list[Query] = []
 
-    def put(self, times: list[float], grads: Tensor) -> None:
-        self.queries.append(Query(times, grads, private.backward_pass()))
+    def put(self, times: Sequence[float], rows: Tensor | None, grads: Tensor) -> None:
+        self.queries.append(Query(times, rows, grads, private.backward_pass()))
 
     def take(self) -> list[Query]:
         """The queries of the running backward pass; what one that failed has left behind is dropped."""
@@ -61,19 +63,25 @@ class Cotangents:
 
     @classmethod
     def of(cls, spec: Spec, run: Integration, grad_ys: Tensor, queries: Sequence[Query]) -> Cotangents:
-        observer = spec.make_observer()
-        if isinstance(observer, SampleObserver):
-            times, rows, sign = observer.sorted, observer.index(0, len(observer.rows), grad_ys.device), 1.0
-        else:
-            times, rows, sign = np.array(spec.times(run.event_time)), None, observer.sign
+        times, rows, sign = _observed(spec, run, grad_ys.device)
         if queries:
-            assert rows is None
             times = np.concatenate([times, *(query.times for query in queries)])
-            order = np.argsort(sign * times, kind="stable")
-            grads = torch.cat([grad_ys, *(query.grads for query in queries)])
-            times, grad_ys = times[order], grads[torch.as_tensor(order, device=grads.device)]
-        ends = sign * np.array([observer.start, *(taken.t1 for taken in run.taken)])
-        return cls(times, grad_ys, rows, sign * times, ends, spec.f.shape)
+            grad_ys = torch.cat([grad_ys, *(query.grads for query in queries)])
+            if rows is not None:
+                rows = torch.cat([rows, *(query.rows for query in queries if query.rows is not None)])
+        keys = sign * times
+        if (np.diff(keys) < 0.0).any():
+            order = np.argsort(keys, kind="stable")
+            index = torch.as_tensor(order, device=grad_ys.device)
+            times, keys, grad_ys, rows = (
+                times[order],
+                keys[order],
+                grad_ys[index],
+                None if rows is None else rows[index],
+            )
+        start = run.taken[0].t0 if run.taken else times[0]
+        ends = sign * np.array([start, *(taken.t1 for taken in run.taken)])
+        return cls(times, grad_ys, rows, keys, ends, spec.f.shape)
 
     def range_in_step(self, n: int) -> tuple[int, int]:
         """The range of the observations in step ``n``, past its start and up to its end."""
@@ -92,6 +100,17 @@ class Cotangents:
             return a + self.grads[:first].sum(0)
         return a.clone().index_add_(0, self.rows[:first], self.grads[:first])
 
+    def at_end(self, n: int, a: Tensor) -> tuple[int, Tensor]:
+        """The adjoint at the end of step ``n``, flat, with the observations made there; the first one of them."""
+        first, last = self.range_in_step(n)
+        late = first + int(np.searchsorted(self.keys[first:last], self.ends[n + 1]))
+        if late == last:
+            return late, a
+        g = self.grads[late:last].reshape(last - late, -1)
+        if self.rows is None:
+            return late, a + g.sum(0)
+        return late, a.view(self.shape[0], -1).index_add(0, self.rows[late:last], g).reshape(-1)
+
     def spread(self, first: int, last: int, weights: np.ndarray, adjoints: Tensor) -> None:
         """Add observations ``first`` to ``last`` to rows of ``adjoints``, each times its column of ``weights``.
 
@@ -104,3 +123,16 @@ class Cotangents:
         else:
             parts = w[:, :, None] * g.reshape(1, len(g), -1)
             adjoints.view(len(w), self.shape[0], -1).index_add_(1, self.rows[first:last], parts)
+
+
+def _observed(spec: Spec, run: Integration, device: torch.device) -> tuple[np.ndarray, Tensor | None, float]:
+    """Times of the observations as they were collected, the samples that they are of, and the direction of time."""
+    if isinstance(run, SampleIntegration):
+        places = [glance.place(spec.f.shape[0]) for glance in run.glances]
+        rows, times = (np.concatenate(parts) for parts in zip(*places, strict=True))
+        return times, torch.as_tensor(rows, device=device), 1.0
+    observer = spec.make_observer()
+    if isinstance(observer, SampleObserver):
+        return observer.sorted, observer.index(0, len(observer.rows), device), 1.0
+    assert isinstance(observer, Observer)
+    return np.array(spec.times(run.event_time)), None, observer.sign

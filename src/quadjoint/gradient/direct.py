@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from quadjoint.autograd.aliases import Aliases
-from quadjoint.gradient.base import Gradient, Gradients, Outcome, Part, Task, differentiate, touch
+from quadjoint.gradient.base import Arranger, Gradient, Gradients, Outcome, Part, Task, differentiate, touch
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.discrete.discrete_adjoint import DiscreteAdjoint
 from quadjoint.gradient.first import First, StartedDynamics
+from quadjoint.solver.independent.loop import SampleIntegrator
 from quadjoint.solver.integrate import Integration, Integrator
 from quadjoint.solver.interpolation import DenseOutput
 from quadjoint.solver.protocols import Step, VectorField
@@ -60,11 +61,11 @@ class Direct(Gradient):
         run = integrator.run(self._is_spent(task, first, before))
         task.count(run, task.f.evaluations - before)
         unused = [p for p in task.params if not any(p is x for x in first.met)]
-        out = Outcome(touch(run.ys, unused), run.event_time, [Part(run.steps)])
+        out = Outcome(touch(run.ys, unused), run, integrator.observer, [Part(run)])
         if integrator.finished:
             return out
         rest = self._go_on(task, integrator)
-        return Outcome(torch.cat([out.ys, rest.ys]), rest.event_time, [*out.parts, *rest.parts])
+        return Outcome(torch.cat([out.ys, rest.ys]), rest.run, out.observer, [*out.parts, *rest.parts])
 
     def _is_spent(self, task: Task, first: First, before: int) -> Any:
         """Whether half of the limit is used; the other half is for what the rest of the solve keeps."""
@@ -75,15 +76,15 @@ class Direct(Gradient):
         allowed = max(1, self.memory_limit // 2 // max(1, size))
         return lambda: task.f.evaluations - before >= allowed
 
-    def _go_on(self, task: Task, paused: Integrator) -> Outcome:
+    def _go_on(self, task: Task, paused: Integrator | SampleIntegrator) -> Outcome:
         """Differentiate the rest of a solve by its transpose."""
         assert self.memory_limit is not None
-        rest = paused.observer.rest(paused.t)
+        rest: Any = paused.rest()
         task = replace(task, spec=replace(task.spec, make_observer=rest))
         how = DiscreteAdjoint(memory_limit=self.memory_limit // 2)
-        task.say(f"from t = {paused.t:.6g} on by discrete, as half of the memory limit is used")
+        task.say(f"from {paused.place} on by discrete, as half of the memory limit is used")
 
-        def begin(y: Tensor, f: Any, accepted: Any) -> Integrator:
+        def begin(y: Tensor, f: Any, accepted: Any) -> Integrator | SampleIntegrator:
             return paused.resume(y, f, accepted=accepted, observer=rest())
 
         return differentiate(how, task, begin, paused.y, how.recorder(task, None))
@@ -114,6 +115,7 @@ class _Recorded:
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.dynamics: VectorField = spec.f
+        self.observer: Arranger = spec.make_observer()
         self.start = self.ys = torch.empty(0)
 
     def begin(self, y: Tensor, f: VectorField, accepted: Any) -> _Recorded:

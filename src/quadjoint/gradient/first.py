@@ -31,7 +31,7 @@ class First:
     evaluation depends on. ``met`` are those among them that it does depend on.
     """
 
-    t: float
+    t: Time
     nudge: int
     recording: Recording
     params: tuple[Tensor, ...]
@@ -67,6 +67,11 @@ class First:
     def value(self) -> Tensor:
         return self.recording.out.detach()
 
+    def is_at(self, t: Time, nudge: int) -> bool:
+        """Whether the solve begins with an evaluation at time ``t``; times of samples are known by their tensor."""
+        same = t is self.t if isinstance(t, Tensor) or isinstance(self.t, Tensor) else t == self.t
+        return same and nudge == self.nudge
+
     def stands_alone(self) -> bool:
         """Whether the graph can be differentiated apart from what y0 was computed by.
 
@@ -97,14 +102,16 @@ class StartedDynamics:
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:
         if not self.used:
             self.used = True
-            if not isinstance(t, Tensor) and t == self.first.t and nudge == self.first.nudge:
+            if self.first.is_at(t, nudge):
                 return self.value
         return self.f(t, y, nudge)
 
 
 def _first_nudge(spec: Spec) -> int:
     """On which side of the initial time the solve evaluates f first."""
-    first, last = spec.make_observer().interval
+    if spec.samples is not None:
+        return 0
+    first, last = spec.interval
     if spec.solver.make_control().perturb:
         return 1 if last > first else -1
     return spec.solver.settings.first_nudge(first, last)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +13,8 @@ from quadjoint.autograd.captured import Snapshot
 from quadjoint.autograd.gates import Gates
 from quadjoint.autograd.leaves import Frontier
 from quadjoint.solver.dynamics import Dynamics, stack_call
-from quadjoint.solver.events import EventFunction
-from quadjoint.solver.methods.runge_kutta import RungeKutta, take_stages
+from quadjoint.solver.methods.explicit_stages import take_stages
+from quadjoint.solver.methods.runge_kutta import RungeKutta
 from quadjoint.solver.methods.tableaus import TABLEAUS
 from quadjoint.solver.stats import Stats
 
@@ -27,9 +26,9 @@ class Flow:
     """f(t, y) at many states, in the user's own times, as it was when the solve ran."""
 
     def __init__(self, f: Dynamics, y: Tensor, snapshot: Snapshot, stats: Stats) -> None:
-        self.snapshot, self.stats, self.per_sample = snapshot, stats, f.time_map is not None
-        self.plain = Dynamics(f.f, y, f.layout)
-        self.plain.shape, self.plain.needs_grad, self.plain.stackable = f.shape, f.needs_grad, f.stackable
+        self.snapshot, self.stats, self.per_sample = snapshot, stats, f.per_sample
+        self.plain = f.remapped(y, None)
+        self.plain.shape = f.shape
 
     def __call__(self, t: Tensor, y: Tensor) -> Tensor:
         """The flow at states ``y`` of shape (*t.shape, *state), for times per sample (*t.shape, *sample)."""
@@ -125,22 +124,29 @@ class _EventTime(torch.autograd.Function):
         with torch.enable_grad():
             state = y.detach().requires_grad_()
             value = crossing.value(t, state)
-        found = torch.autograd.grad(
-            value, [state, *params], (-grads[0] / crossing.slope).to(value), allow_unused=True, retain_graph=True
-        )
+        seed = torch.where(crossing.happened, -grads[0] / crossing.slope, 0.0)
+        found = torch.autograd.grad(value, [state, *params], seed.to(value), allow_unused=True, retain_graph=True)
         return None, None, *found
 
 
 class Crossing:
-    """An event at which the solve ended."""
+    """Events at which a solve ended: one, or one of each sample, if it ``happened``.
 
-    def __init__(self, event: EventFunction, signs: Tensor, flow: Flow, params: Sequence[Tensor]) -> None:
-        self.event, self.signs, self.flow, self.params = event, signs, flow, tuple(params)
-        self.slope = math.nan
+    ``value`` is the event function that changed its sign as a function of the time, a number or one for each sample,
+    and the state.
+    """
 
-    def value(self, t: Tensor, y: Tensor) -> Tensor:
-        """Positive before the event."""
-        return (self.event(t, y) * self.signs).min()
+    def __init__(
+        self,
+        value: Callable[[Tensor, Tensor], Tensor],
+        flow: Flow,
+        params: Sequence[Tensor],
+        *,
+        happened: Tensor | None = None,
+    ) -> None:
+        self.value, self.flow, self.params = value, flow, tuple(params)
+        self.happened = torch.ones((), dtype=torch.bool) if happened is None else happened
+        self.slope = torch.ones(())
 
     def rate(self, t: Tensor, y: Tensor) -> Tensor:
         """How fast the event function changes along the solution, differentiable in t and y."""
@@ -156,31 +162,31 @@ class Crossing:
                 return torch.zeros_like(value)
             in_t, in_y = gates.gradients([value], [here, state], [torch.ones_like(value)])
             rate = torch.zeros_like(value) if in_t is None else in_t
-            return rate if in_y is None else rate + _dot(in_y, self.flow(here, state)).sum()
+            return rate if in_y is None else rate + _dot(in_y, self.flow(here, state)).reshape(*t.shape, -1).sum(-1)
 
     def newton(self, t: Tensor, y: Tensor) -> Tensor:
         """Two steps of Newton's method for the time at which the solution through ``y`` at ``t`` has its event."""
         begin = now = t.detach()
         for _ in range(2):
             state = self.flow.move(y, begin, now)
-            now = now - self.value(now, state) / self.rate(now, state)
+            rate = torch.where(self.happened, self.rate(now, state), 1.0)
+            now = now - torch.where(self.happened, self.value(now, state), 0.0) / rate
         return now
 
-    def time(self, t: float, y: Tensor, like: Tensor) -> Tensor:
-        """The time as a tensor, differentiable in whatever it depends on."""
-        here = torch.full((), t, dtype=self.flow.plain.time_dtype, device=y.device)
+    def time(self, t: Tensor, y: Tensor) -> Tensor:
+        """The time ``t`` of the event, differentiable in whatever it depends on."""
         if private.is_transformed():
-            return self._transformed_time(here, y).to(like)
+            return self._transformed_time(t, y)
         if not torch.is_grad_enabled():
-            return here.to(like)
+            return t
         with torch.enable_grad():
             state = y.detach().requires_grad_()
-            value = self.value(here, state)
+            value = self.value(t, state)
             _, own = Frontier([state, *self.params]).explore(value)
         if not value.requires_grad or not (y.requires_grad or own):
-            return here.to(like)
-        self.slope = self._checked_slope(here, y)
-        return _EventTime.apply(self, here, y, *self.params, *own).to(like)
+            return t
+        self.slope = self._checked_slope(t, y)
+        return _EventTime.apply(self, t, y, *self.params, *own)
 
     def _transformed_time(self, t: Tensor, y: Tensor) -> Tensor:
         if not private.is_differentiated(self.value(t, y)):
@@ -189,13 +195,16 @@ class Crossing:
         now = self.newton(t, y)
         return t + (now - now.detach())  # the derivatives alone
 
-    def _checked_slope(self, t: Tensor, y: Tensor) -> float:
-        slope = float(self.rate(t, y.detach()).detach())
-        if slope == 0.0 or not math.isfinite(slope):
+    def _checked_slope(self, t: Tensor, y: Tensor) -> Tensor:
+        slope = self.rate(t, y.detach()).detach()
+        self.happened = self.happened.to(slope.device)
+        flat = self.happened & ((slope == 0.0) | ~torch.isfinite(slope))
+        if bool(flat.any()):
+            which = f" of samples {flat.nonzero().flatten().tolist()}" if flat.ndim else ""
             raise ZeroDivisionError(
-                "The event function is stationary along the solution at the event; its time has no gradient."
+                f"The event function{which} is stationary along the solution at the event; its time has no gradient."
             )
-        return slope
+        return torch.where(self.happened, slope, 1.0)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -35,6 +35,9 @@ class NeuralSDE(nn.Module):
     general       (*batch, d, m)  m Wiener processes
     ============  ==============  ================================================================
 
+    ``prior`` is the drift of a prior process with the same diffusion, for latent SDEs (Li et al. 2020): ``logqp=True``
+    in `sdeint` and `WongZakai.odeint` then gives the divergence of the one process from the other.
+
     ``elementwise=True`` promises that entry i of a diagonal g depends on y_i alone, which makes conversion
     between Itô and Stratonovich cost one product instead of d.
 
@@ -53,6 +56,7 @@ class NeuralSDE(nn.Module):
         noise_type: NoiseType = "diagonal",
         sde_type: SDEType = "stratonovich",
         *,
+        prior: Field | None = None,
         elementwise: bool = False,
     ) -> None:
         super().__init__()
@@ -60,13 +64,26 @@ class NeuralSDE(nn.Module):
             raise ValueError(f"unknown noise_type {noise_type!r}.{nearest(noise_type, NOISE_TYPES)}")
         if sde_type not in SDE_TYPES:
             raise ValueError(f"unknown sde_type {sde_type!r}.{nearest(sde_type, SDE_TYPES)}")
-        self.drift, self.diffusion = drift, diffusion
+        self.drift, self.diffusion, self.prior = drift, diffusion, prior
         self.noise_type, self.sde_type = noise_type, sde_type
         self.elementwise = elementwise
 
     def f(self, t: Tensor, y: Tensor) -> Tensor:
-        """The drift."""
-        return self.drift(t, y)
+        """The drift, refused in words if its shape is not that of the state."""
+        return self._like_state(self.drift(t, y), y, "drift")
+
+    def h(self, t: Tensor, y: Tensor) -> Tensor:
+        """The drift of the prior."""
+        if self.prior is None:
+            raise ValueError("logqp=True compares the drift with that of a prior: NeuralSDE(..., prior=...).")
+        return self._like_state(self.prior(t, y), y, "prior")
+
+    def _like_state(self, drift: Tensor, y: Tensor, name: str) -> Tensor:
+        if drift.shape != y.shape:
+            raise ValueError(
+                f"the {name} returned shape {tuple(drift.shape)} for a state of shape {tuple(y.shape)}; they differ."
+            )
+        return drift
 
     def g(self, t: Tensor, y: Tensor) -> Tensor:
         """The diffusion, refused in words if its shape does not belong to the noise type."""
@@ -90,12 +107,25 @@ class NeuralSDE(nn.Module):
         with torch.no_grad():
             return torch.Size((*y.shape[:-1], self.g(t, y).shape[-1]))
 
-    def diffuse(self, t: Tensor, y: Tensor, noise: Tensor) -> Tensor:
-        """g(t, y) applied to a tensor of `noise_shape`."""
-        g = self.g(t, y)
+    def diffuse(self, g: Tensor, noise: Tensor) -> Tensor:
+        """A value g of the diffusion applied to a tensor of `noise_shape`."""
         if self.noise_type == "diagonal":
             return g * noise
         return (g @ noise.to(g.dtype).unsqueeze(-1)).squeeze(-1)
+
+    def energy(self, t: Tensor, y: Tensor, *, f: Tensor | None = None, g: Tensor | None = None) -> Tensor:
+        """1/2 |u|² with g u = f - h: the rate of the Kullback-Leibler divergence of the process from its prior.
+
+        By Girsanov's theorem the divergence of the laws on paths is the mean of its integral. The same in either
+        calculus, as both drifts have the same correction. f and g are values of drift and diffusion, if known.
+        """
+        f, g = self.f(t, y) if f is None else f, self.g(t, y) if g is None else g
+        difference = f - self.h(t, y)
+        if self.noise_type == "diagonal":
+            u = difference / g
+        else:
+            u = (torch.linalg.pinv(g) @ difference.unsqueeze(-1)).squeeze(-1)
+        return 0.5 * u.square().sum(dim=-1)
 
     def correction(self, t: Tensor, y: Tensor) -> Tensor:
         """1/2 Σ_j (∂g_j/∂y) g_j over the columns g_j of g: the Itô drift minus the Stratonovich one.
@@ -126,20 +156,27 @@ class NeuralSDE(nn.Module):
         """The same process as an SDE of the other type, sharing all weights; itself if it is of that type."""
         if sde_type == self.sde_type:
             return self
-        return NeuralSDE(_Converted(self), self.diffusion, self.noise_type, sde_type, elementwise=self.elementwise)
+        return NeuralSDE(
+            _Converted(self, "f"),
+            self.diffusion,
+            self.noise_type,
+            sde_type,
+            prior=None if self.prior is None else _Converted(self, "h"),
+            elementwise=self.elementwise,
+        )
 
     def extra_repr(self) -> str:
         return f"noise_type={self.noise_type!r}, sde_type={self.sde_type!r}"
 
 
 class _Converted(nn.Module):
-    """The drift of ``sde`` with the correction taken off (from Itô) or put on (from Stratonovich)."""
+    """A drift of ``sde`` with the correction taken off (from Itô) or put on (from Stratonovich)."""
 
-    def __init__(self, sde: NeuralSDE) -> None:
+    def __init__(self, sde: NeuralSDE, name: Literal["f", "h"]) -> None:
         super().__init__()
-        self.sde = sde
+        self.sde, self.name = sde, name
 
     def forward(self, t: Tensor, y: Tensor) -> Tensor:
         correction = self.sde.correction(t, y)
-        drift = self.sde.f(t, y)
+        drift = self.sde.f(t, y) if self.name == "f" else self.sde.h(t, y)
         return drift - correction if self.sde.sde_type == "ito" else drift + correction

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from quadjoint.errors import nearest
+from quadjoint.errors import NonFiniteStateError, nearest, warn_once
 from quadjoint.sde.draws import seed_and_device
+from quadjoint.sde.log_ratio import LogRatioSDE, split_log_ratio
 from quadjoint.sde.neural_sde import NeuralSDE, SDEType
 
 # The calculus in which each method of torchsde converges; milstein has a variant for both.
@@ -24,6 +27,8 @@ _CALCULUS: Mapping[str, SDEType | None] = {
     "srk": "ito",
 }
 _LEVY_AREA = {"srk": "space-time", "log_ode": "foster"}
+_NOT_FOR_GENERAL_NOISE = ("milstein", "srk")
+_FURTHER = ("adjoint_adaptive", "adjoint_atol", "adjoint_method", "adjoint_options", "adjoint_params", "adjoint_rtol")
 
 
 def sdeint(
@@ -34,50 +39,148 @@ def sdeint(
     *,
     method: str = "reversible_heun",
     adjoint: bool = False,
+    adaptive: bool = False,
+    rtol: float = 1e-5,
+    atol: float = 1e-4,
+    dt_min: float = 1e-5,
+    logqp: bool = False,
     seed: int | None = None,
     generator: torch.Generator | None = None,
-    **options: Any,
-) -> Tensor:
+    options: dict[str, Any] | None = None,
+    **further: Any,
+) -> Any:
     """Solve the SDE at times t with steps of dt through torchsde: shape (len(t), *y0.shape).
 
-    y0 is (batch, d), t increases. The Wiener process is determined by ``seed`` or ``generator``; no global
-    generator is used. An SDE of the type that ``method`` does not solve is converted first, so the law is
-    always that of ``sde``. ``adjoint=True`` computes gradients by the SDE adjoint instead of
-    backpropagating through the solver (for "reversible_heun": by its exact inverse). Further options are
-    those of torchsde.
+    Args:
+        sde: of either calculus; it is converted to that of ``method``, so the law is always that of ``sde``.
+        y0: initial states, (batch, d).
+        t: increasing times.
+        dt: the step, or with ``adaptive=True`` the first one.
+        method: "reversible_heun", "heun", "midpoint", "euler_heun", "log_ode", "milstein", "euler" or "srk".
+        adjoint: gradients by the SDE adjoint instead of backpropagation through the solver (for "reversible_heun": by
+            its exact inverse).
+        adaptive: choose steps by comparing each with two halves, within ``rtol`` and ``atol``, not below ``dt_min``.
+        logqp: return also the divergence from the prior of ``sde``, ∫ 1/2 |u|² dt with g u = f - h, between two times:
+            shape (len(t) - 1, batch).
+        seed, generator: one of them determines the Wiener process; no global generator is used.
+        options: of the method; further keywords are those of torchsde's adjoint.
 
-    >>> brownian = NeuralSDE(lambda t, y: 0 * y, lambda t, y: torch.ones_like(y))
-    >>> sdeint(brownian, torch.zeros(5, 1), torch.linspace(0, 1, 3), dt=0.1, seed=0).shape
+    >>> brownian = NeuralSDE(lambda t, y: 0 * y, lambda t, y: torch.ones_like(y), prior=lambda t, y: -y)
+    >>> y0, t = torch.zeros(5, 1), torch.linspace(0, 1, 3)
+    >>> sdeint(brownian, y0, t, dt=0.1, seed=0).shape
     torch.Size([3, 5, 1])
+    >>> ys, divergence = sdeint(brownian, y0, t, dt=0.1, seed=0, logqp=True)
+    >>> divergence.shape
+    torch.Size([2, 5])
     """
     try:
         import torchsde
     except ImportError as error:
         raise ImportError("sdeint solves SDEs with torchsde: pip install 'quadjoint[sde]'") from error
 
+    t = _check_input(sde, y0, t, dt, method)
+    _check_settings(sde, method, adjoint=adjoint, adaptive=adaptive, logqp=logqp, further=further)
+    converted = sde.converted(_CALCULUS[method] or sde.sde_type)
+    equation, size = (LogRatioSDE(sde, converted) if logqp else converted), list(converted.noise_shape(t[0], y0))
+    if logqp:
+        y0, size[-1] = nn.functional.pad(y0, (0, 1)), size[-1] + (sde.noise_type == "diagonal")
+    entropy = abs(seed_and_device(seed, generator)[0])
+    levy = _LEVY_AREA.get(method, "none")
+    wiener = torchsde.BrownianInterval(
+        t[0], t[-1], tuple(size), y0.dtype, y0.device, entropy=entropy, dt=dt, levy_area_approximation=levy
+    )
+    settings = {"method": method, "dt": dt, "options": options, **further}
+    if adaptive:
+        settings.update(adaptive=True, rtol=rtol, atol=atol, dt_min=dt_min)
+    solve = torchsde.sdeint_adjoint if adjoint else torchsde.sdeint
+    with _in_words(dt, dt_min):
+        ys: Tensor = solve(equation, y0, t, bm=wiener, **settings)
+    if not bool(torch.isfinite(ys.detach()).all()):
+        raise _not_finite(ys.detach(), t)
+    return split_log_ratio(ys) if logqp else ys
+
+
+def _check_input(sde: NeuralSDE, y0: Tensor, t: Tensor, dt: float, method: str) -> Tensor:
+    """The times on the device of the state; input that torchsde cannot solve is refused in words."""
     if method not in _CALCULUS:
         raise ValueError(f"unknown method {method!r}.{nearest(method, _CALCULUS)}")
     if not isinstance(y0, Tensor) or y0.dim() != 2:
         shape = tuple(y0.shape) if isinstance(y0, Tensor) else type(y0).__name__
         raise ValueError(f"torchsde needs a state of shape (batch, d), got {shape}.")
+    if not y0.is_floating_point():
+        raise TypeError(f"y0 must be floating point; got {y0.dtype}. Use y0.float().")
     t = torch.as_tensor(t, device=y0.device)
+    if t.requires_grad:
+        raise ValueError(
+            "torchsde has no gradients in times: use t.detach(), or WongZakai(...).odeint, which has them."
+        )
     if t.dim() != 1 or len(t) < 2 or not bool((t[1:] > t[:-1]).all()):
         raise ValueError("sdeint needs at least two times in increasing order.")
     if not dt > 0:
         raise ValueError(f"dt must be positive, got {dt}.")
+    return t
 
-    equation = sde.converted(_CALCULUS[method] or sde.sde_type)
-    number, _ = seed_and_device(seed, generator)
-    wiener = torchsde.BrownianInterval(
-        t0=t[0],
-        t1=t[-1],
-        size=tuple(equation.noise_shape(t[0], y0)),
-        dtype=y0.dtype,
-        device=y0.device,
-        entropy=abs(number),
-        dt=dt,
-        levy_area_approximation=_LEVY_AREA.get(method, "none"),
+
+def _check_settings(
+    sde: NeuralSDE, method: str, *, adjoint: bool, adaptive: bool, logqp: bool, further: dict[str, Any]
+) -> None:
+    for name in further:
+        if name not in _FURTHER:
+            raise TypeError(f"sdeint() got an unexpected keyword argument {name!r}.{nearest(name, _FURTHER)}")
+        if not adjoint:
+            raise ValueError(f"{name} is a setting of adjoint=True.")
+    if logqp and sde.prior is None:
+        raise ValueError("logqp=True compares the drift with that of a prior: NeuralSDE(..., prior=...).")
+    if sde.noise_type == "general" and method in _NOT_FOR_GENERAL_NOISE:
+        suited = sorted({*_CALCULUS} - {*_NOT_FOR_GENERAL_NOISE})
+        raise ValueError(f"method={method!r} does not solve general noise; choose one of {', '.join(suited)}.")
+    if adaptive and method == "euler" and sde.noise_type != "additive":
+        raise ValueError(
+            "adaptive steps of method='euler' do not converge to the solution unless noise is additive; use "
+            "method='milstein' or 'srk', or for general noise 'heun'."
+        )
+    if adjoint and method == "reversible_heun" and (adaptive or further.get("adjoint_adaptive")):
+        raise ValueError(
+            "adjoint=True takes the steps of 'reversible_heun' back, which are not kept if they are adaptive. Leave "
+            "adaptive=False, or use another method, or adjoint=False."
+        )
+
+
+@contextmanager
+def _in_words(dt: float, dt_min: float) -> Iterator[None]:
+    """torchsde's complaints as quadjoint's, with a remedy."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield
+        except AssertionError as error:
+            if "nans in the error estimate" not in str(error):
+                raise
+            raise NonFiniteStateError(
+                "The states of the SDE are not finite. Use a smaller dt or tighter tolerances, or look for a division "
+                "by zero in drift and diffusion."
+            ) from None
+    for warning in caught:
+        text = str(warning.message)
+        if "minimum allowed step size" in text:
+            warn_once(
+                f"sdeint dt_min {dt_min}",
+                f"The step size of sdeint fell to dt_min = {dt_min}, at which steps are taken whatever their error. "
+                "Loosen rtol and atol, or give a smaller dt_min.",
+            )
+        elif "not an integer multiple" in text:
+            warn_once(
+                "sdeint multiples",
+                f"adjoint=True with 'reversible_heun' is exact only if all times are a whole number of steps from the "
+                f"first one; dt = {dt} is not such a step. Choose one that divides the times.",
+            )
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+def _not_finite(ys: Tensor, t: Tensor) -> NonFiniteStateError:
+    first = int((~torch.isfinite(ys)).flatten(1).any(dim=1).to(torch.int8).argmax())
+    return NonFiniteStateError(
+        f"The states of the SDE are not finite at t = {float(t[first]):.6g}. Steps may be too long (try a smaller dt "
+        "or adaptive=True), or drift or diffusion are not finite there."
     )
-    solve = torchsde.sdeint_adjoint if adjoint else torchsde.sdeint
-    ys: Tensor = solve(equation, y0, t, bm=wiener, dt=dt, method=method, **options)
-    return ys

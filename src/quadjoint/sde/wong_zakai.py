@@ -8,7 +8,7 @@ trained drift and diffusion be handed to an SDE solver (`quadjoint.sdeint`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -38,16 +38,22 @@ class RandomODE(nn.Module):
         super().__init__()
         self.sde, self.path, self.shape = sde, path, shape
 
-    def forward(self, t: Tensor, y: Tensor) -> Tensor:
+    def forward(self, t: Tensor, y: Any) -> Any:
+        self._check_state(y)
+        return self.rate(self.sde, t, y, self.path.derivative(t) if self.path.terms else None)
+
+    @staticmethod
+    def rate(sde: NeuralSDE, t: Tensor, y: Any, noise: Tensor | None) -> Any:
+        """dy/dt of a Stratonovich equation with the derivative of a path; without one, the drift."""
+        drift = sde.f(t, y)
+        return drift if noise is None else drift + sde.diffuse(sde.g(t, y), noise)
+
+    def _check_state(self, y: Tensor) -> None:
         if y.shape != self.shape:
             raise ValueError(
                 f"this path was drawn for a state of shape {tuple(self.shape)}, but the state has shape "
                 f"{tuple(y.shape)}. Draw another one: WongZakai.sample(y0, ...)."
             )
-        drift = self.sde.f(t, y)
-        if self.path.terms == 0:
-            return drift
-        return drift + self.sde.diffuse(t, y, self.path.derivative(t))
 
     @property
     def cache_owner(self) -> NeuralSDE:
@@ -56,17 +62,35 @@ class RandomODE(nn.Module):
 
     def compile_parts(self) -> tuple[Any, Callable[..., Tensor], tuple[Tensor, ...]]:
         """One compiled graph for all paths of an equation: what tells it apart, its function, the path's tensors."""
-        sde, path, xi = self.sde, self.path, self.path.coefficients
+        sde, path, xi, rate = self.sde, self.path, self.path.coefficients, self.rate
         if path.terms == 0 or not isinstance(xi, Kept):
             return id(path), self.forward, ()
 
-        def evaluate(t: Tensor, y: Tensor, *blocks: Tensor) -> Tensor:
-            return sde.f(t, y) + sde.diffuse(t, y, weighted_sum(xi.aligned(path.basis(t)), blocks, xi.shape))
+        def evaluate(t: Tensor, y: Any, *blocks: Tensor) -> Any:
+            return rate(sde, t, y, weighted_sum(xi.aligned(path.basis(t)), blocks, xi.shape))
 
-        return (type(path), path.t0, path.t1, path.terms, xi.shape, xi.dtype), evaluate, xi.blocks
+        return (type(self), type(path), path.t0, path.t1, path.terms, xi.shape, xi.dtype), evaluate, xi.blocks
 
     def extra_repr(self) -> str:
         return f"path={self.path!r}"
+
+
+class _WithLogRatio(RandomODE):
+    """As `RandomODE`, with the integral of `NeuralSDE.energy` as a second state; the equation may be an Itô one."""
+
+    def _check_state(self, y: tuple[Tensor, Tensor]) -> None:  # type: ignore[override]
+        super()._check_state(y[0])
+
+    @staticmethod
+    def rate(sde: NeuralSDE, t: Tensor, y: tuple[Tensor, Tensor], noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        state, _ = y
+        f, g = sde.f(t, state), sde.g(t, state)
+        energy = sde.energy(t, state, f=f, g=g)
+        if noise is None:
+            return f, energy
+        if sde.sde_type == "ito":
+            f = f - sde.correction(t, state)
+        return f + sde.diffuse(g, noise), energy
 
 
 class WongZakai:
@@ -131,13 +155,24 @@ class WongZakai:
         *,
         seed: int | None = None,
         generator: torch.Generator | None = None,
+        logqp: bool = False,
         **options: Any,
-    ) -> Tensor:
-        """The states at times t along a fresh path: (len(t), *y0.shape). Options are those of `odeint`."""
+    ) -> Any:
+        """The states at times t along a fresh path: (len(t), *y0.shape). Options are those of `quadjoint.odeint`.
+
+        ``logqp=True`` solves for one more state, the integral of 1/2 |u|² with g u = f - h for the drift h of the
+        prior, and returns what it grows by between two times, (len(t) - 1, *batch), beside the states. As the number of
+        terms grows its mean tends to the Kullback-Leibler divergence of the SDE from its prior.
+        """
         from quadjoint.ode import odeint
 
         self._check_times(t)
-        return cast(Tensor, odeint(self.sample(y0, seed=seed, generator=generator), y0, t, **options))
+        f = self.sample(y0, seed=seed, generator=generator)
+        if not logqp:
+            return odeint(f, y0, t, **options)
+        f = _WithLogRatio(self.sde, f.path, f.shape)
+        ys, ratio = odeint(f, (y0, y0.new_zeros(y0.shape[:-1])), t, **options)
+        return ys, ratio.diff(dim=0)
 
     def solve(
         self,

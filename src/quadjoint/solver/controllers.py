@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from quadjoint.errors import nearest
-from quadjoint.solver.protocols import Controller
+from quadjoint.solver.protocols import Controller, Number
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,27 @@ class PIDController:
         """Of r_n, r_(n-1) and r_(n-2)."""
         return -(self.p + self.i + self.d) / order, (self.p + 2.0 * self.d) / order, -self.d / order
 
+    @property
+    def memoryless(self) -> bool:
+        """Whether the steps before have no influence."""
+        return self.exponents(1)[1:] == (0.0, 0.0)
+
     def factor(
-        self, ratio: float, history: tuple[float, float], *, order: int, safety: float, growth: float = 1.0
-    ) -> float:
-        now, before, earlier = self.exponents(order)
-        factor = safety * ratio**now * history[0] ** before * history[1] ** earlier
-        return factor if self.shrink or ratio >= 1.0 else max(factor, 1.0)
+        self, ratio: Number, history: tuple[Number, Number], *, order: int, safety: float, growth: Number | float = 1.0
+    ) -> Number:
+        now, *before = self.exponents(order)
+        factor = safety * ratio**now
+        for exponent, error in zip(before, history, strict=True):
+            if exponent != 0.0:
+                factor = factor * error**exponent
+        return factor if self.shrink else _at_least_one(factor, ratio)
+
+
+def _at_least_one(factor: Any, ratio: Any) -> Any:
+    """The factor, which does not shorten a step that was good enough."""
+    if isinstance(factor, Tensor):
+        return torch.maximum(factor, ratio < 1.0)
+    return factor if ratio >= 1.0 else max(factor, 1.0)
 
 
 class Gustafsson(PIDController):
@@ -73,13 +91,22 @@ class Predictive:
     """
 
     def factor(
-        self, ratio: float, history: tuple[float, float], *, order: int, safety: float, growth: float = 1.0
-    ) -> float:
+        self, ratio: Number, history: tuple[Number, Number], *, order: int, safety: float, growth: Number | float = 1.0
+    ) -> Number:
         elementary = safety * ratio ** (-1.0 / order)
-        if ratio > 1.0:
-            return elementary
-        change = max(history[0], 1e-2) / max(ratio, 1e-2)
-        return min(elementary, elementary * change ** (1.0 / order) * growth)
+        change = (_at_least(history[0], 1e-2) / _at_least(ratio, 1e-2)) ** (1.0 / order)
+        return _smaller_if(ratio <= 1.0, elementary * change * growth, elementary)
+
+
+def _at_least(x: Any, least: float) -> Any:
+    return x.clamp(min=least) if isinstance(x, Tensor) else max(x, least)
+
+
+def _smaller_if(accepted: Any, x: Any, other: Any) -> Any:
+    """The smaller one of both after a step that was accepted, ``other`` after one that was not."""
+    if isinstance(other, Tensor):
+        return torch.where(accepted, torch.minimum(x, other), other)
+    return min(x, other) if accepted else other
 
 
 # As in torchdiffeq, "i" and "pi" do not shorten a step that was good enough. The coefficients of "pid" are those of

@@ -39,14 +39,22 @@ class Dynamics:
     """
 
     def __init__(
-        self, f: Callable[..., Any], y0: Tensor, layout: Layout | None = None, time_map: TimeMap | None = None
+        self,
+        f: Callable[..., Any],
+        y0: Tensor,
+        layout: Layout | None = None,
+        time_map: TimeMap | None = None,
+        *,
+        per_sample: bool = False,
     ) -> None:
         self.f = f
         self.time_map = time_map  # solver time to each sample's own time
         self.layout = layout or Layout()
         self.packed = self.layout.shapes is not None
         self.shape, self.dtype, self.device = y0.shape, y0.dtype, y0.device
+        self.per_sample = per_sample or time_map is not None  # whether f receives a time for each sample
         self.time_dtype = y0.dtype.to_real()
+        self.clock_dtype = getattr(time_map, "clock_dtype", self.time_dtype)  # of solver time
         self.evaluations = 0
         self.needs_grad = False
         self.stackable: bool | None = None  # whether vmap works; None until tried
@@ -56,21 +64,27 @@ class Dynamics:
         """For copies: without what belongs to the solve that is running and to the process."""
         return {**self.__dict__, "_last": None}
 
+    def remapped(self, y: Tensor, time_map: TimeMap | None) -> Dynamics:
+        """The same function of states like ``y`` on another clock."""
+        out = Dynamics(self.f, y, self.layout, time_map, per_sample=self.per_sample)
+        out.needs_grad, out.stackable = self.needs_grad, self.stackable
+        return out
+
     def time(self, t: Time, nudge: int = 0) -> Tensor:
         """``t`` as the tensor that ``f`` receives, moved by one unit in the last place for ``nudge`` of -1 or 1."""
         if not isinstance(t, Tensor):
-            t = torch.full((), t, dtype=self.time_dtype, device=self.device)
-        elif t.dtype != self.time_dtype or t.device != self.device:
-            t = t.to(self.device, self.time_dtype)
+            t = torch.full((), t, dtype=self.clock_dtype, device=self.device)
+        elif t.dtype != self.clock_dtype or t.device != self.device:
+            t = t.to(self.device, self.clock_dtype)
         if nudge:
             t = t + (torch.nextafter(t.detach(), t.detach() + nudge) - t.detach())
         return t
 
     def time_vector(self, times: Sequence[float]) -> Tensor:
         """Several times in one tensor, on the device."""
-        narrow = self.time_dtype != torch.float64
+        narrow = self.clock_dtype != torch.float64
         numbers = torch.from_numpy(np.array(times, dtype=np.float32 if narrow else np.float64))
-        return numbers.to(self.device, self.time_dtype)
+        return numbers.to(self.device, self.clock_dtype)
 
     def as_tensors(self, times: Sequence[float]) -> Sequence[Tensor]:
         """Several times as the tensors that ``f`` receives, brought to the device at once."""
@@ -193,7 +207,7 @@ def _differentiable(y: Tensor) -> Tensor:
 
 
 # What vmap raises if it cannot evaluate a function.
-_UNSTACKABLE = (RuntimeError, NotImplementedError, ValueError, TypeError)
+UNSTACKABLE = (RuntimeError, NotImplementedError, ValueError, TypeError)
 
 
 def _rule_out_vmap(f: Dynamics) -> None:
@@ -207,7 +221,7 @@ def _rule_out_vmap(f: Dynamics) -> None:
 
 def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
     """f at a stack of (t, y) as one evaluation, or as a loop if f cannot be vectorised (said once)."""
-    ts = torch.as_tensor(times, dtype=f.time_dtype, device=ys.device)
+    ts = torch.as_tensor(times, dtype=f.clock_dtype, device=ys.device)
     _rule_out_vmap(f)
     if len(ys) > 1 and f.stackable is not False:
         try:
@@ -217,7 +231,7 @@ def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tens
             f.stackable = True
             f.evaluations += len(ys)
             return out.to(ys.dtype)
-        except _UNSTACKABLE as error:
+        except UNSTACKABLE as error:
             if f.stackable:
                 raise
             f.stackable = False

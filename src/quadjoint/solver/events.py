@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,10 +17,15 @@ EventFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 class EventWatch:
-    """Finds the first change of sign of an event function (any of its entries), to ``tolerance`` of a step's length."""
+    """Finds the first change of sign of an event function (any of its entries), to ``tolerance`` of a step's length.
 
-    def __init__(self, event: EventFunction, f: Dynamics, t0: float, y0: Tensor, *, tolerance: float) -> None:
-        self.event, self.f, self.tolerance = event, f, tolerance
+    With an ``open_end`` the solve goes on until there is one.
+    """
+
+    def __init__(
+        self, event: EventFunction, f: Dynamics, t0: float, y0: Tensor, *, tolerance: float, open_end: bool = True
+    ) -> None:
+        self.event, self.f, self.tolerance, self.open_end = event, f, tolerance, open_end
         with torch.no_grad():
             self.signs = torch.sign(event(f.time(t0), y0.detach()))
         if bool((self.signs == 0).any()):
@@ -27,10 +33,19 @@ class EventWatch:
                 f"The event function is zero at the initial time t = {t0:.6g} already; start past the event."
             )
 
-    def value(self, t: float, y: Tensor) -> float:
+    def least(self, t: Tensor, y: Tensor) -> Tensor:
         """Positive before the event; entries are combined by their minimum."""
+        return (self.event(t, y) * self.signs).min()
+
+    def entry(self, t: Tensor, y: Tensor) -> tuple[int, ...]:
+        """Index of the entry that changed its sign first, at the event."""
         with torch.no_grad():
-            return float((self.event(self.f.time(t), y.detach()) * self.signs).min())
+            values = self.event(t, y.detach()) * self.signs
+        return tuple(int(i) for i in np.unravel_index(int(values.argmin()), values.shape))
+
+    def value(self, t: float, y: Tensor) -> float:
+        with torch.no_grad():
+            return float(self.least(self.f.time(t), y.detach()))
 
     def crossed(self, step: Step) -> bool:
         return self.value(step.t1, step.y1) <= 0.0

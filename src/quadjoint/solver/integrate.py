@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 
 from quadjoint.errors import NonFiniteStateError, TooManyStepsError
 from quadjoint.solver.control import Control, GridControl
 from quadjoint.solver.events import EventWatch
-from quadjoint.solver.observe import Observer, SampleObserver
+from quadjoint.solver.observe import Collector, Observer, SampleObserver
 from quadjoint.solver.protocols import Nudge, Step, Stepper, VectorField
 from quadjoint.solver.state import is_finite
 from quadjoint.solver.stiffness import ADVICE, NEAR, StiffnessWatch, stiffness
@@ -21,11 +22,11 @@ Jumps = dict[float, Callable[[Tensor], Tensor]]
 
 @dataclass
 class Hooks:
-    """What is called on the way: before a step, after it was accepted or rejected."""
+    """What is called on the way with (t, y, dt): before a step, after it was accepted or rejected."""
 
-    on_step: Callable[[float, Tensor, float], None] | None = None
-    on_accept: Callable[[float, Tensor, float], None] | None = None
-    on_reject: Callable[[float, Tensor, float], None] | None = None
+    on_step: Callable[[Any, Tensor, Any], None] | None = None
+    on_accept: Callable[[Any, Tensor, Any], None] | None = None
+    on_reject: Callable[[Any, Tensor, Any], None] | None = None
     accepted: Callable[[Step], None] | None = None  # receives the accepted step itself
 
 
@@ -51,6 +52,11 @@ class Integration:
     @property
     def accepted_steps(self) -> int:
         return len(self.taken)
+
+    @property
+    def counts(self) -> tuple[int | Tensor, int | Tensor]:
+        """How many steps were accepted and rejected."""
+        return self.accepted_steps, self.rejected_steps
 
 
 class Integrator:
@@ -87,7 +93,8 @@ class Integrator:
         towards = self.t_end
         if watch is not None:
             assert isinstance(observer, Observer)
-            self.t_end = math.copysign(math.inf, towards - self.t)  # where the event is remains to be seen
+            if watch.open_end:
+                self.t_end = math.copysign(math.inf, towards - self.t)  # where the event is remains to be seen
             observer.times[-1] = self.t_end
         self.stops = _stops(self.t, self.t_end, control, self.jumps)
         self.discontinuities = set(control.settings.jump_t)
@@ -125,7 +132,7 @@ class Integrator:
             self.carry = self.carry if step.retry is None else step.retry
         count = self.out.accepted_steps + self.out.rejected_steps
         if not self.finished and count >= control.settings.max_num_steps:
-            raise _too_many(control, self.t, self.t_end, step)
+            raise _too_many(self, step) if self.watch is None else _no_event(self, self.watch)
         return good
 
     def _accept(self, step: Step, stop: float, nudge: Nudge) -> None:
@@ -156,6 +163,15 @@ class Integrator:
             self.stops.pop()
             self.finished = self.finished or not self.stops
 
+    @property
+    def place(self) -> str:
+        """How far the solve has got, for messages."""
+        return f"t = {self.t:.6g}"
+
+    def rest(self) -> Callable[[], Observer | SampleObserver]:
+        """Observers of what is still to come."""
+        return self.observer.rest(self.t)
+
     def resume(
         self, y: Tensor, f: VectorField, *, accepted: Callable[[Step], None], observer: Observer | SampleObserver
     ) -> Integrator:
@@ -171,13 +187,13 @@ def retrace(
     taken: list[Taken],
     *,
     stepper: Stepper,
-    observer: Observer | SampleObserver,
+    observer: Collector,
     points: Tensor | None = None,
     discontinuities: frozenset[float] = frozenset(),
 ) -> Integration:
     """Take the accepted steps of a solve again: the same numbers, without any control.
 
-    ``points`` are the ends of the steps as a tensor, if they are to be differentiated in.
+    ``points`` are the ends of the steps as a tensor, if they are to be differentiated in or differ between samples.
     """
     out = Integration(y0, list(taken))
     observer.begin(y0)
@@ -200,10 +216,19 @@ def _forget(step: Step) -> None:
         forget()
 
 
-def _too_many(control: Control, t: float, t_end: float, step: Step) -> TooManyStepsError:
+def _too_many(solve: Integrator, step: Step) -> TooManyStepsError:
     return TooManyStepsError(
-        f"{control.settings.max_num_steps} steps were not enough: the solve got to t = {t:.6g} of {t_end:.6g} "
-        f"with step size {abs(step.t1 - step.t0):.3g}. {_remedy(step)}"
+        f"{solve.control.settings.max_num_steps} steps were not enough: the solve got to t = {solve.t:.6g} of "
+        f"{solve.t_end:.6g} with step size {abs(step.t1 - step.t0):.3g}. {_remedy(step)}"
+    )
+
+
+def _no_event(solve: Integrator, watch: EventWatch) -> TooManyStepsError:
+    return TooManyStepsError(
+        f"The event did not come within {solve.control.settings.max_num_steps} steps, up to t = {solve.t:.6g}: there, "
+        f"event_fn times its sign at the initial time is {watch.value(solve.t, solve.y):.3g}, and it would be negative "
+        "after the event. Check that event_fn changes its sign, end the solve with options={'horizon': ...}, or raise "
+        "options['max_num_steps']."
     )
 
 

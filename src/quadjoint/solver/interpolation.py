@@ -33,6 +33,20 @@ class DenseOutput:
         """States at several times (any order), stacked."""
         return torch.stack([self(t) for t in times])
 
+    def at(self, times: Sequence[float], rows: Tensor | None) -> Tensor:
+        """As ``many``; with ``rows``, the state of sample ``rows[m]`` at ``times[m]``, shape (m, *sample)."""
+        if rows is None:
+            return self.many(times)
+        points = np.asarray(times)
+        which = np.minimum(np.searchsorted(self._ends, self.sign * points), len(self.steps) - 1)
+        order = np.argsort(which, kind="stable")
+        chunks = []
+        for part in np.split(order, np.flatnonzero(np.diff(which[order])) + 1):
+            chunks.append(self.steps[which[part[0]]].scatter(rows[torch.as_tensor(part)], points[part]))
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return torch.cat(chunks)[torch.as_tensor(back, device=rows.device)]
+
 
 # Coefficients of theta, theta^2 and theta^3 in the cubic Hermite polynomial, of (y1 - y0, h f0, h f1).
 HERMITE = np.array([[0.0, 3.0, -2.0], [1.0, -2.0, 1.0], [0.0, -1.0, 1.0]])

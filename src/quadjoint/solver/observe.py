@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,6 +13,16 @@ from torch import Tensor
 
 from quadjoint.solver.protocols import Step
 from quadjoint.solver.rows import Rows
+
+
+class Collector(Protocol):
+    """Takes states from the steps of a solve."""
+
+    def begin(self, y0: Tensor) -> None: ...
+
+    def collect(self, step: Step) -> None: ...
+
+    def take(self) -> Tensor: ...
 
 
 class Observer:

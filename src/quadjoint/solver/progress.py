@@ -6,7 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Callback = Callable[[float, Any, float], None]
+import torch
+from torch import Tensor
+
+Callback = Callable[[Any, Any, Any], None]
 
 
 class Bar:
@@ -43,3 +46,19 @@ def bar(times: Sequence[float], then: Callback | None = None) -> Bar:
     ``then`` is called after it with the same arguments, if given.
     """
     return Bar(times, then)
+
+
+def sample_bar(times: Tensor, then: Callback | None = None) -> Callback:
+    """As ``bar`` for samples with steps of their own: over the part of their times, shape (B, K), that is solved."""
+    span = (times[:, -1] - times[:, 0]).abs()
+    shown, done = bar([0.0, 1.0]), 0.0
+
+    def callback(t: Tensor, y: Any, dt: Tensor) -> None:
+        nonlocal done
+        moved = float(torch.where(span > 0.0, dt / span, 0.0).mean())
+        shown(done, y, moved)
+        done += moved
+        if then is not None:
+            then(t, y, dt)
+
+    return callback

@@ -7,7 +7,7 @@ Whatever satisfies `Stepper` can be given as ``method=``, and whatever satisfies
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from quadjoint.solver.interpolation import Polynomial
 
 Time = float | Tensor
-Clock = tuple[Tensor, Tensor]  # differentiable (t0, t1) of a step, on a fixed grid that depends on learnable times
+Number = TypeVar("Number", float, Tensor)
+# (t0, t1) of a step as tensors: learnable times of a fixed grid, or those of each sample's own step, which are shaped
+# to broadcast against the state. Steps of the latter are numbered by t0, and t1 = t0 + 1.
+Clock = tuple[Tensor, Tensor]
 Nudge = tuple[int, int]  # units in the last place by which the times of evaluations at t0 and at t1 are moved
 
 
@@ -80,6 +83,19 @@ class Step(Protocol):
 
     def smooth(self) -> Step:
         """The step with the method's own continuous extension, also if observations are made on straight lines."""
+
+
+class SampleStep(Step, Protocol):
+    """A step in which every sample has a length of its own: its ``clock`` has the ends, and t1 = t0 + 1."""
+
+    def scatter_at(self, rows: Tensor, theta: Tensor) -> Tensor:
+        """As ``scatter``, at fractions ``theta`` of the samples' own steps."""
+
+    def spread(self, theta: Tensor) -> Tensor:
+        """The states of all samples at fractions ``theta`` of their own steps, shape (m, *state)."""
+
+    def at_rest(self, moving: Tensor) -> SampleStep:
+        """The step with the samples that are not ``moving`` left where they were, in a step of length zero."""
 
 
 @runtime_checkable
@@ -156,8 +172,12 @@ class Stepper(Protocol):
 class Controller(Protocol):
     """Turns the errors of steps into the factor by which the step size changes. It has no state of its own."""
 
-    def factor(self, ratio: float, history: tuple[float, float], *, order: int, safety: float, growth: float) -> float:
+    def factor(
+        self, ratio: Number, history: tuple[Number, Number], *, order: int, safety: float, growth: Number | float
+    ) -> Number:
         """The factor, which is then kept between ``dfactor`` and ``ifactor``.
+
+        Errors are numbers or, if samples take steps of their own, tensors with one number for each sample.
 
         ``ratio`` is the error of the step just made in units of the tolerance (at most one if it was accepted),
         ``history`` those of the two steps accepted before, the later one first; ``order`` is the power of the step

@@ -9,13 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quadjoint.solver.clocks import PiecewiseMap
 from quadjoint.solver.control import AdaptiveControl, Control, StepSettings
 from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.events import EventFunction, EventWatch
+from quadjoint.solver.independent.loop import SampleIntegration, SampleIntegrator
+from quadjoint.solver.independent.sample_control import SampleControl
+from quadjoint.solver.independent.sample_events import SampleEvents
+from quadjoint.solver.independent.sample_observer import GlanceObserver, StepObserver
+from quadjoint.solver.independent.samples import Samples
 from quadjoint.solver.integrate import Hooks, Integration, Integrator, retrace
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.observe import Observer, SampleObserver
-from quadjoint.solver.protocols import Step, Stepper, VectorField
+from quadjoint.solver.protocols import Step, Stepper, Time, VectorField
 from quadjoint.solver.state import Layout
 
 Method = str | ButcherTableau | Stepper  # what can be given as ``method=``
@@ -86,15 +92,25 @@ class Spec:
 
     f: Dynamics
     solver: Solver
-    make_observer: Callable[[], Observer | SampleObserver]
+    make_observer: Callable[[], Observer | SampleObserver | StepObserver]
     event: EventFunction | None = None
     event_tolerance: float = 1e-9
     hooks: Hooks = field(default_factory=Hooks)
     dense: bool = False  # keep the steps for the continuous solution
+    open_end: bool = True  # a solve with an event goes on until it comes
+    samples: Samples | None = None  # of a batch in which every sample takes steps of its own
 
     @property
-    def start(self) -> float:
-        return self.make_observer().interval[0]
+    def start(self) -> Time:
+        """The initial time; of independent samples the tensor of their initial times."""
+        return self.interval[0] if self.samples is None else self.samples.start
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """From the initial to the last time, on the clock of the batch."""
+        observer = self.make_observer()
+        assert not isinstance(observer, StepObserver)
+        return observer.interval
 
     @property
     def adaptive(self) -> bool:
@@ -109,16 +125,18 @@ class Spec:
 
     def begin(
         self, y0: Tensor, f: VectorField | None = None, accepted: Callable[[Step], None] | None = None
-    ) -> Integrator:
+    ) -> Integrator | SampleIntegrator:
         """The solve from ``y0``, ready to run; grad mode decides whether autograd records it.
 
         ``f`` stands in for the dynamics if their evaluations are to be watched.
         """
+        if self.samples is not None:
+            return self._begin_samples(self.samples, y0, self.f if f is None else f, accepted)
         observer = self.make_observer()
+        assert not isinstance(observer, StepObserver)
         watch = None
         if self.event is not None:
-            start = observer.interval[0]
-            watch = EventWatch(self.event, self.f, start, y0, tolerance=self.event_tolerance)
+            watch = self.watch_event(self.event, y0)
         return Integrator(
             self.f if f is None else f,
             y0,
@@ -130,13 +148,52 @@ class Spec:
             keep=self.dense,
         )
 
+    def watch_event(self, event: EventFunction, y0: Tensor) -> EventWatch:
+        """What looks for the event, for steps that the batch shares."""
+        start, _ = self.interval
+        return EventWatch(event, self.f, start, y0, tolerance=self.event_tolerance, open_end=self.open_end)
+
+    def _begin_samples(
+        self, samples: Samples, y0: Tensor, f: VectorField, accepted: Callable[[Step], None] | None
+    ) -> SampleIntegrator:
+        observer, watch = self.make_observer(), None
+        assert isinstance(observer, StepObserver)
+        if self.event is not None:
+            watch = SampleEvents(self.event, self.f, samples, y0, tolerance=self.event_tolerance)
+        return SampleIntegrator(
+            f,
+            y0,
+            stepper=self.solver.stepper,
+            control=SampleControl(self.solver.settings, self.solver.order, samples),
+            observer=observer,
+            watch=watch,
+            hooks=replace(self.hooks, accepted=accepted),
+            keep=self.dense,
+        )
+
+    def on_step_clock(self, run: Integration) -> Spec:
+        """The solve on a clock that all samples share: that of their own steps, the n-th from n to n + 1."""
+        if not isinstance(run, SampleIntegration):
+            return self
+        like = torch.empty((), dtype=self.f.dtype, device=self.f.device).expand(self.f.shape)
+        return replace(self, f=self.f.remapped(like, PiecewiseMap(run.table.T, like)))
+
     def retrace(self, y0: Tensor, run: Integration, *, points: Tensor | None, observed: Tensor | None) -> Integration:
         """The same steps again, recorded by autograd; ``points`` and ``observed`` are times to differentiate in."""
-        observer = self.make_observer()
+        observer: Observer | SampleObserver | GlanceObserver
+        if isinstance(run, SampleIntegration):
+            assert self.samples is not None
+            observer, points = GlanceObserver(run.glances), torch.stack([self.samples.shaped(t) for t in run.ends])
+            y0 = run.startable(y0)
+        else:
+            made = self.make_observer()
+            assert not isinstance(made, StepObserver)
+            observer = made
         if run.event_time is not None:
             assert isinstance(observer, Observer)
             observer.times[-1] = run.event_time
         if observed is not None:
+            assert isinstance(observer, Observer)
             observer.points = observed
         return retrace(
             self.f,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.autograd import private
+from quadjoint.solver.clocks import Clocks, LinearMap, PiecewiseMap, on_the_host
 from quadjoint.solver.methods.catalogue import runge_kutta_of
 from quadjoint.solver.spec import Method
 
@@ -23,7 +22,7 @@ def check_times(t: Tensor, name: str = "t") -> np.ndarray:
         raise TypeError(f"{name} must be floating point; got {t.dtype}. Use {name}.to(torch.float64).")
     if t.ndim not in (1, 2) or t.shape[-1] == 0:
         raise ValueError(f"{name} must have shape (K,) or, with times per sample, (B, K); got {tuple(t.shape)}.")
-    values = _on_the_host(t, name)
+    values = on_the_host(t, name)
     if _are_fine(values):
         return values
     if t.ndim == 1 and not np.isfinite(values).all():
@@ -53,19 +52,6 @@ def _are_fine(values: np.ndarray) -> bool:
     return bool(np.all(monotone)) and bool(np.isfinite(values[..., 0] + values[..., -1]).all())
 
 
-def _on_the_host(t: Tensor, name: str) -> np.ndarray:
-    numbers = t.detach().to("cpu", torch.float64)
-    if not private.inside_transform():
-        return numbers.numpy()
-    try:
-        return np.array(numbers.tolist())  # tensors of a transform have no memory of their own
-    except RuntimeError as error:
-        raise ValueError(
-            f"{name} cannot be mapped over by torch.func.vmap. Instead, give {name} of shape (B, K), with times for "
-            "each of the B samples in y0."
-        ) from error
-
-
 def _short(values: np.ndarray) -> str:
     shown = ", ".join(f"{v:.6g}" for v in values[:6])
     return f"[{shown}{', ...' if len(values) > 6 else ''}]"
@@ -75,98 +61,6 @@ def fill_padding(t: Tensor) -> Tensor:
     """Replace NaN at the ends of rows by the row's last time, so that padded outputs repeat the last state."""
     last = (~torch.isnan(t)).sum(dim=1, keepdim=True) - 1
     return torch.where(torch.isnan(t), t.gather(1, last), t)
-
-
-class LinearMap:
-    """s in [0, 1] to each sample's time from its first to its last: one smooth solve for the whole batch.
-
-    Times are added up in float64, as far as the device has it, and rounded for f last.
-    """
-
-    end = 1.0
-
-    def __init__(self, t: Tensor, y: Tensor) -> None:
-        shape, self.dtype = (-1, *(1,) * (y.ndim - 1)), y.dtype.to_real()
-        self.ends = t.detach()[:, [0, -1]].to("cpu", torch.float64)
-        self.start, self.stop = (self.ends[:, i].reshape(shape).to(y.device, _wide(y)) for i in (0, 1))
-        self.rate = (self.ends[:, 1] - self.ends[:, 0]).reshape(shape).to(y.device, self.dtype)
-
-    def __call__(self, s: Tensor) -> tuple[Tensor, Tensor]:
-        # Exact at both ends, beyond which f may be another function.
-        return torch.lerp(self.start, self.stop, s.to(self.start.dtype)).to(self.dtype), self.rate
-
-    def times(self, s: np.ndarray) -> np.ndarray:
-        """The times of each sample at its row of s, shape (B, n)."""
-        first, last = self.ends.numpy().T[:, :, None]
-        return first + s * (last - first)
-
-    def inverse(self, t: np.ndarray) -> np.ndarray:
-        """Where each sample's times lie between its first and its last, shape (B, n)."""
-        first, last = self.ends.numpy().T[:, :, None]
-        length = last - first
-        return np.clip((t - first) / np.where(length == 0, 1.0, length), 0.0, 1.0)
-
-    def parts(self) -> tuple[Callable[..., tuple[Tensor, Tensor]], tuple[Tensor, ...]]:
-        """The map as a function of s and of tensors, for a compiled graph that serves all maps of this kind."""
-        tensors = self.start.to(self.dtype), self.stop.to(self.dtype), self.rate
-        return (lambda s, start, stop, rate: (torch.lerp(start, stop, s), rate)), tensors
-
-
-class PiecewiseMap:
-    """s in [k, k + 1] to each sample's time between its entries k and k + 1 of a table: all samples get there at once.
-
-    A time of piece k never rounds to one of the ends of the piece, so that f, which may have a discontinuity there, is
-    evaluated on the side of the piece.
-    """
-
-    def __init__(self, t: Tensor, y: Tensor) -> None:
-        self.shape, self.dtype = (-1, *(1,) * (y.ndim - 1)), y.dtype.to_real()
-        self.table = t.detach().to("cpu", torch.float64)  # shape: (B, K)
-        rounded = self.table.to(self.dtype)
-        first, last = rounded[:, :-1], rounded[:, 1:]
-        inside = torch.stack([torch.nextafter(first, last), torch.nextafter(last, first)]).double()
-        low, high = inside.amin(0), inside.amax(0)
-        pieces = torch.stack([self.table[:, :-1], self.table.diff(dim=1), low, high])
-        self.pieces = pieces.movedim(2, 0).contiguous().to(y.device, _wide(y))  # shape: (K - 1, 4, B)
-        self.end = float(len(self.pieces))
-
-    def __call__(self, s: Tensor) -> tuple[Tensor, Tensor]:
-        return _piecewise(s, self.pieces, self.dtype, self.shape)
-
-    def times(self, s: np.ndarray) -> np.ndarray:
-        """The times of each sample at its row of s, shape (B, n)."""
-        table = self.table.numpy()
-        k = np.clip(np.floor(s), 0, table.shape[1] - 2).astype(np.int64)
-        first, last = (np.take_along_axis(table, i, axis=1) for i in (k, k + 1))
-        return first + (s - k) * (last - first)
-
-    def inverse(self, t: np.ndarray) -> np.ndarray:
-        """Where on the common clock each sample reaches its times, shape (B, n)."""
-        out = np.empty_like(t)
-        for row, times, s in zip(self.table.numpy(), t, out, strict=True):
-            sign = 1.0 if row[-1] >= row[0] else -1.0
-            distinct, first = np.unique(sign * row, return_index=True)
-            s[:] = np.interp(sign * times, distinct, first.astype(np.float64))
-        return out
-
-    def parts(self) -> tuple[Callable[..., tuple[Tensor, Tensor]], tuple[Tensor, ...]]:
-        """The map as a function of s and of tensors, for a compiled graph that serves all maps of this kind."""
-        dtype, shape = self.dtype, self.shape
-        return (lambda s, pieces: _piecewise(s, pieces, dtype, shape)), (self.pieces,)
-
-
-Clocks = LinearMap | PiecewiseMap
-
-
-def _piecewise(s: Tensor, pieces: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    k = s.detach().floor().clamp(0, len(pieces) - 1).long()
-    first, rate, low, high = pieces[k.reshape(1)].squeeze(0).unbind(0)  # by a vector, of which the host reads nothing
-    t = torch.clamp(first + (s - k) * rate, low, high)
-    return t.to(dtype).reshape(shape), rate.to(dtype).reshape(shape)
-
-
-def _wide(y: Tensor) -> torch.dtype:
-    return torch.float64 if y.device.type != "mps" else torch.float32
 
 
 def common_clock(method: Method, options: dict[str, Any], t: Tensor, y: Tensor) -> tuple[Clocks, dict[str, Any]]:

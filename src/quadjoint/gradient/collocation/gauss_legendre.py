@@ -15,7 +15,7 @@ J_i = df/dy(t_i, z_i). There is no backward tolerance, no rejected step, and no 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,7 @@ class GaussLegendre(Gradient):
 
     def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
         cotangents.check_finite()
+        task = replace(task, spec=task.spec.on_step_clock(run))
         rule = collocation_rule(self.nodes or _nodes(task.spec, cotangents))
         event, steps = run.event_time, max(1, run.accepted_steps)
         together = self._steps_at_once(task.f, memory.activation_bytes, rule.q)

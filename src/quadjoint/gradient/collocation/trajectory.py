@@ -20,6 +20,7 @@ class Trajectory:
     """The accepted steps of the forward solve, as polynomials or, with ``max_states``, as checkpoints."""
 
     def __init__(self, task: Task, first: First, max_states: int | None) -> None:
+        self.task = task
         self.dynamics = Tape(task.f, first)
         self.activation_bytes = first.activation_bytes or 0
         self.pieces: list[Piece] = []
@@ -36,7 +37,7 @@ class Trajectory:
     def panels(self, task: Task, event: float | None, cotangents: Cotangents, depth: int) -> Iterator[Panel]:
         """Panels from last to first, 2**depth in every step; the last one ends at the event, if there was one."""
         proof = Proof(task)
-        pieces = self._proven(task, proof) if self.checkpoints is None else self._replayed(task, proof)
+        pieces = self._proven(task, proof) if self.checkpoints is None else self._replayed(proof)
         last = True
         for n, piece in pieces:
             high = 1.0
@@ -57,9 +58,10 @@ class Trajectory:
         proof.conclude()
         yield from zip(range(len(self.pieces) - 1, -1, -1), reversed(self.pieces), strict=True)
 
-    def _replayed(self, task: Task, proof: Proof) -> Iterator[tuple[int, Piece]]:
+    def _replayed(self, proof: Proof) -> Iterator[tuple[int, Piece]]:
         """Steps taken again from checkpoints, with the stages of the continuous extension."""
         assert self.checkpoints is not None
+        task = self.task
         for record, step in self.checkpoints.backwards(partial(replay, task), proof):
             assert step is not None
             before = task.f.evaluations

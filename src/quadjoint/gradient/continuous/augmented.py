@@ -30,7 +30,7 @@ class _Transposed(ProductJacobian):
 
     def __init__(self, recording: Recording) -> None:
         self.recording, self.solver = recording, None
-        self.samples = Samples(recording.y.shape, False, 1, recording.y.numel())
+        self.samples = Samples.of(recording.y)
 
     def __call__(self, v: Tensor) -> Tensor:
         return -row_products(self.recording, self.samples)(v.reshape(1, 1, -1)).reshape(v.shape)

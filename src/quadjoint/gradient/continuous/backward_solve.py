@@ -22,8 +22,8 @@ from quadjoint.gradient.continuous.augmented import AugmentedJacobian
 from quadjoint.gradient.continuous.integral import InState, Quadrature, QuadratureSum
 from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.products import Products
+from quadjoint.solver.clocks import LinearMap, PiecewiseMap
 from quadjoint.solver.control import GridControl
-from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.integrate import Hooks, Integration, Integrator
 from quadjoint.solver.methods.catalogue import make_solver
 from quadjoint.solver.methods.jacobian import JacobianSource
@@ -32,7 +32,6 @@ from quadjoint.solver.observe import Observer, SampleObserver
 from quadjoint.solver.protocols import Time
 from quadjoint.solver.spec import InitialValue, Solver
 from quadjoint.solver.state import Layout, mixed_norm
-from quadjoint.solver.times import LinearMap, PiecewiseMap
 
 if TYPE_CHECKING:
     from quadjoint.gradient.continuous.family import ContinuousAdjoint
@@ -79,8 +78,7 @@ def _common_clock(
     order = np.argsort(positions, axis=1, kind="stable")
     positions = np.take_along_axis(positions, order, axis=1)
     y = run.ys[:1].expand(len(s), *run.ys.shape[1:])
-    f = Dynamics(task.f.f, y, task.f.layout, PiecewiseMap(torch.as_tensor(clock.times(positions)), y))
-    f.needs_grad, f.stackable = task.f.needs_grad, task.f.stackable
+    f = task.f.remapped(y, PiecewiseMap(torch.as_tensor(clock.times(positions)), y))
     # Column k of a row is an observation of the sample, or a discontinuity, at which nothing is observed.
     which = torch.as_tensor(order - kinks.shape[1], device=y.device).T  # shape: (n, B)
     seen, rows = which >= 0, torch.arange(len(s), device=y.device)

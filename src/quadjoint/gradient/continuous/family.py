@@ -15,7 +15,7 @@ from quadjoint.gradient.proof import Beginning
 from quadjoint.quadrature import Heuristic, NodePolicy
 from quadjoint.solver.integrate import Integration
 from quadjoint.solver.protocols import Step
-from quadjoint.solver.spec import Method
+from quadjoint.solver.spec import Method, Spec
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,13 @@ class ContinuousAdjoint(Gradient):
     options: dict[str, Any] | None = field(default=None, hash=False)
     name: str = "continuous"  # type: ignore[misc]
     needs_observations = True
+
+    def check(self, spec: Spec) -> None:
+        if spec.samples is not None:
+            raise ValueError(
+                f"gradient={self.name!r} solves backwards in steps that the batch shares; with independent=True use "
+                "gradient='discrete', 'gq' or 'direct'."
+            )
 
     def recorder(self, task: Task, first: First | None) -> _Beginning:
         assert first is not None

@@ -12,7 +12,7 @@ from quadjoint.autograd.recorded import Recording
 from quadjoint.gradient.discrete.tape import Tape
 from quadjoint.gradient.proof import Proof
 from quadjoint.solver.methods.runge_kutta import RungeKuttaStep
-from quadjoint.solver.protocols import Step
+from quadjoint.solver.protocols import Clock, Step
 
 
 @dataclass
@@ -28,6 +28,12 @@ class StepRecord:
     inputs: list[Tensor] | None  # the stage inputs Y_i
     start: Tensor | None = None  # the state at t0, which need not be a stage input
     recordings: list[Recording | None] | None = None  # of the stages, as far as the forward pass has kept them
+    clock: Clock | None = None  # the ends of the samples' own steps
+
+    @property
+    def lengths(self) -> Tensor | None:
+        """The lengths of the samples' own steps, shaped to broadcast against the state, in the precision of times."""
+        return None if self.clock is None else self.clock[1] - self.clock[0]
 
     def stage_inputs(self) -> list[Tensor]:
         """The stage inputs of a step that has them."""
@@ -75,7 +81,10 @@ class StepRecorder:
         inputs = step.inputs if self.stages else None
         kept = recordings if self.stages and any(g is not None for g in recordings) else None
         start = step.y0 if self.stages else None
-        self.records.append(StepRecord(index, step.t0, step.t1, len(step.ks), shared, step.nudge, inputs, start, kept))
+        clock = None if step.lengths is None else step.clock
+        self.records.append(
+            StepRecord(index, step.t0, step.t1, len(step.ks), shared, step.nudge, inputs, start, kept, clock)
+        )
         if self.stages:
             self.stored += len(step.inputs)
             if self.max_bytes is not None and self.stored * _bytes(step.y0) > self.max_bytes:

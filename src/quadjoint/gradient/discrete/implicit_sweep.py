@@ -104,11 +104,11 @@ class ImplicitSweep:
         steps, n = len(records), records[0].stages
         first = int(records[0].shared)
         own = range(first, n)
-        times = [self.transposer.stage_time(record, i) for record in records for i in own]
+        times = [float(self.transposer.stage_time(record, i)) for record in records for i in own]
         ys = torch.stack([record.stage_inputs()[i] for record in records for i in own]).requires_grad_()
         out = self.products.record_stack(times, ys)
         rows, d = samples.rows, samples.d
-        stack = Samples(ys.shape, samples.complex, len(ys) * rows, d)
+        stack = Samples.of(ys, d)
         jacobian, _ = row_jacobians(row_products(Recording(out, ys), stack), stack, ys, probed=False)
         self.task.stats.vjp_state += d * len(ys)
         points = (steps, len(own), rows, d)

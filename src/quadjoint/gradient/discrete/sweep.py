@@ -20,7 +20,7 @@ from quadjoint.gradient.proof import Proof
 from quadjoint.solver.integrate import Integration
 from quadjoint.solver.methods.runge_kutta import RungeKuttaStep
 from quadjoint.solver.methods.sums import combine
-from quadjoint.solver.protocols import Step
+from quadjoint.solver.protocols import Step, Time
 
 
 def sweep(
@@ -40,14 +40,14 @@ def sweep(
             record.inputs = replay(task, record, record.begin()).inputs
         adjoints, weights, live = transposer.open(record, a, carried)
         inputs, ks = record.stage_inputs(), {}
-        carried = None
+        from_next, carried = carried, None
         for i in range(record.stages - 1, -1, -1):
+            lam = transposer.stage_adjoint(record, i, adjoints, from_next) if live[i] else None
             if i == 0 and record.shared:
-                carried = adjoints[1]
+                carried = adjoints[1] if lam is None else lam.reshape(-1)
                 break
-            if not live[i]:
+            if lam is None:
                 continue
-            lam = adjoints[1 + i].view(shape)
             recording = record.take(i)
             if recording is None:
                 recording = products.record(transposer.stage_time(record, i), inputs[i], within=deferred or NOTHING)
@@ -76,9 +76,11 @@ def _compare(proof: Proof, transposer: StepTransposer, record: StepRecord, ks: d
 
     Its first stage may be the last of the step before; it is then known from the input of the second.
     """
-    method, inputs, h = transposer.method, record.stage_inputs(), record.t1 - record.t0
+    method, inputs = transposer.method, record.stage_inputs()
+    h: Time = record.t1 - record.t0 if record.lengths is None else record.lengths.to(inputs[0].dtype.to_real())
     if 0 not in ks and method.stages > 1 and method.rows[1]:
-        ks[0] = (inputs[1] - inputs[0]) / (h * method.rows[1][0][1])
+        moved = h if isinstance(h, float) else torch.where(h == 0.0, 1.0, h)  # samples at rest have not
+        ks[0] = (inputs[1] - inputs[0]) / (moved * method.rows[1][0][1])
     if all(j in ks for j, _ in method.weights):
         found = combine(inputs[0], ks, method.weights, h)
         proof.compare(found, end, end - inputs[0])
@@ -87,7 +89,7 @@ def _compare(proof: Proof, transposer: StepTransposer, record: StepRecord, ks: d
 def replay(task: Task, record: StepRecord, y: Tensor) -> RungeKuttaStep:
     """Take a step of the forward pass again, with the stages that it had."""
     before = task.f.evaluations
-    step = task.spec.solver.eager.step(task.f, record.t0, record.t1, y, nudge=record.nudge)
+    step = task.spec.solver.eager.step(task.f, record.t0, record.t1, y, nudge=record.nudge, clock=record.clock)
     assert isinstance(step, RungeKuttaStep)
     if record.stages > len(step.ks):
         step.complete()

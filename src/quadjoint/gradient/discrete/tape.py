@@ -34,7 +34,7 @@ class Tape:
 
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:
         first, self.first = self.first, None
-        if first is not None and not isinstance(t, Tensor) and t == first.t and nudge == first.nudge:
+        if first is not None and first.is_at(t, nudge):
             kept = self.keep_first and self.left and first.stands_alone()
             return self._keep(first.recording) if kept else first.value
         if len(self.pending) >= self.left:

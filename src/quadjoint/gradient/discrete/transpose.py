@@ -15,6 +15,7 @@ from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.discrete.checkpoints import StepRecord
 from quadjoint.solver.methods.runge_kutta import RungeKutta
 from quadjoint.solver.methods.sums import stage_nudge, stage_time
+from quadjoint.solver.protocols import Time
 
 
 class StepTransposer:
@@ -51,20 +52,23 @@ class StepTransposer:
         return record.stages < self.total and inside
 
     def open(self, record: StepRecord, a: Tensor, carried: Tensor | None) -> tuple[Tensor, Tensor, list[bool]]:
-        """Adjoints of a step before its own stages are transposed, its weights in h, and which stages matter so far."""
-        first, last = self.cotangents.range_in_step(record.index)
+        """Adjoints of a step before its own stages are transposed, its weights in h, and which stages matter so far.
+
+        Adjoints of the samples' own steps are those of h k_i, in units of which such a step has h = 1.
+        """
+        first, _ = self.cotangents.range_in_step(record.index)
+        last, a = self.cotangents.at_end(record.index, a)
         h = record.t1 - record.t0
         weights = self.rows[:, : 1 + record.stages] * h
         weights[:, 0] = 1.0
         adjoints = torch.zeros(1 + record.stages, len(a), dtype=self.dtype, device=self.device)
         live = self.used_by_end[: record.stages]
         if carried is not None:
-            adjoints[1 + self.next_stage].add_(carried)
             live[self.next_stage] = True
-        at_end = last > first and self.cotangents.rows is None and self.cotangents.times[last - 1] == record.t1
-        while at_end and last > first and self.cotangents.times[last - 1] == record.t1:
-            last -= 1
-            a = a + self.cotangents.grads[last].reshape(-1)
+            if record.clock is None:
+                adjoints[1 + self.next_stage].add_(carried)
+            else:
+                live[0] = True
         adjoints.addr_(weights[-1], a)
         if last > first:
             theta = (self.cotangents.times[first:last] - record.t0) / h
@@ -73,8 +77,25 @@ class StepTransposer:
             live = [True] * record.stages
         return adjoints, weights, live
 
-    def stage_time(self, record: StepRecord, i: int) -> float:
+    def stage_adjoint(self, record: StepRecord, i: int, adjoints: Tensor, carried: Tensor | None) -> Tensor:
+        """dL/dk_i, of the shape of the state.
+
+        ``carried`` is that of the first stage of the next step: of samples that have moved the last stage of this one,
+        of samples at rest its first.
+        """
+        lam, lengths = adjoints[1 + i].view(self.task.f.shape), record.lengths
+        if lengths is None:
+            return lam
+        lam = lam * lengths.to(self.dtype.to_real())
+        if carried is None or i not in (0, self.next_stage):
+            return lam
+        moved = lengths != 0.0
+        return lam + torch.where(moved if i == self.next_stage else ~moved, carried.view(lam.shape), 0.0)
+
+    def stage_time(self, record: StepRecord, i: int) -> Time:
         """When stage i was evaluated, to the last bit: just inside the step at a discontinuity."""
         c, nudge = self.method.nodes[i], stage_nudge(self.method.nodes[i], record.nudge)
+        if record.clock is not None:
+            return stage_time(c, record.clock, record.clock[1] - record.clock[0])
         t = stage_time(c, (record.t0, record.t1), record.t1 - record.t0)
         return float(self.task.f.time(t, nudge)) if nudge else float(t)

@@ -19,7 +19,8 @@ from torch import Tensor
 from quadjoint.autograd import private
 from quadjoint.errors import SolveError, warn_once
 from quadjoint.solver.dynamics import Dynamics
-from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep, take_stages
+from quadjoint.solver.methods.explicit_stages import take_stages
+from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep
 from quadjoint.solver.methods.sums import weighted
 from quadjoint.solver.protocols import Clock, Nudge, VectorField
 from quadjoint.solver.remembered import remembered
@@ -157,6 +158,12 @@ def _warn(f: Dynamics, error: Exception) -> None:
 def with_compiled_steps(spec: Spec) -> Spec:
     """The same solve with compiled steps, if it takes Runge-Kutta steps."""
     stepper, f, settings = spec.solver.stepper, spec.f, spec.solver.settings
+    if spec.samples is not None:
+        warn_once(
+            "compile independent",
+            "compile=True has no effect with independent=True; it compiles steps that the whole batch shares.",
+        )
+        return spec
     if type(stepper) is not RungeKutta:
         warn_once(
             f"compile method {spec.solver.name}",

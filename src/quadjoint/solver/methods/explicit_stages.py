@@ -40,15 +40,18 @@ def take_stages(
     dt: Time,
     length: Time,
     nudge: Nudge = (0, 0),
+    times: Sequence[Time] | None = None,
 ) -> Taken:
     """The stages of a step whose first one is ``k``.
 
-    ``length`` is that of the step in time; ``dt`` is the same, shaped to broadcast against states.
+    ``length`` is that of the step in time; ``dt`` is the same, shaped to broadcast against states. ``times`` are those
+    of the stages, if they are known already.
     """
-    times: Sequence[Time] = [stage_time(c, ends, length) for c in method.nodes[: method.stages]]
-    convert = getattr(getattr(f, "dynamics", f), "as_tensors", None)
-    if convert is not None and not isinstance(times[0], Tensor):
-        times = convert(times)
+    if times is None:
+        times = [stage_time(c, ends, length) for c in method.nodes[: method.stages]]
+        convert = getattr(getattr(f, "dynamics", f), "as_tensors", None)
+        if convert is not None and not isinstance(times[0], Tensor):
+            times = convert(times)
     nudges = [stage_nudge(c, nudge) for c in method.nodes]
     if method.pays_to_sum and _is_small(method, y):
         return _summed(method, f, times, y, k, dt=dt, nudges=nudges)
@@ -99,7 +102,9 @@ def _summed(
 
 
 def _moved(y: Tensor, rate: Tensor, dt: Time) -> Tensor:
-    return y + rate * dt if isinstance(dt, Tensor) else torch.add(y, rate, alpha=dt)
+    if not isinstance(dt, Tensor):
+        return torch.add(y, rate, alpha=dt)
+    return torch.addcmul(y, rate, dt) if dt.ndim else y + rate * dt
 
 
 def sums_pay(method: RungeKutta) -> bool:

@@ -15,9 +15,19 @@ from quadjoint.solver.methods.recorded_stages import StageSystem, correct
 from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep
 from quadjoint.solver.methods.stage_solve import Block, Memory, Solved, StageSolver, blocks_of, slopes_of
 from quadjoint.solver.methods.stages import StageMatrix
-from quadjoint.solver.methods.sums import combine
+from quadjoint.solver.methods.sums import Weights, combine, nonzero, stage_time, weighted
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Clock, Nudge, Time, VectorField
+
+INSIDE = 0.4  # fraction of a step at which its polynomial is held against the differential equation
+
+
+def _defect(tableau: ButcherTableau) -> tuple[Weights, Weights] | None:
+    """Weights of the stages in the state and in the slope inside of a step; None if more stages are needed for it."""
+    if tableau.extra_stages:
+        return None
+    degrees = np.arange(1, tableau.dense.shape[1] + 1)
+    return nonzero(tableau.dense_weights([INSIDE])[0]), nonzero(tableau.dense @ (degrees * INSIDE ** (degrees - 1.0)))
 
 
 class ImplicitStep(RungeKuttaStep):
@@ -62,15 +72,33 @@ class ImplicitStep(RungeKuttaStep):
 
     @property
     def error(self) -> Tensor | None:
+        """The estimate for the end of the step, and half of that for states inside of it, as one.
+
+        In stiff components a step may end right although it is too long for its polynomial u. The defect u' - f(t, u)
+        shows it: h gamma times it, filtered by (I - h gamma J)^-1, is the error of u there if h J is large, and a
+        part of it if h J is small.
+        """
         found = super().error
-        if found is None or self.method.filter is None:
-            return found
+        if found is None:
+            return None
         assert self.memory is not None and self.memory.samples is not None and self.memory.jacobian is not None
-        samples = self.memory.samples
+        method, samples = self.method, self.memory.samples
         with torch.no_grad():
             dt = self.dt.detach() if isinstance(self.dt, Tensor) else self.dt
-            factors = self.memory.jacobian.factorize(self.method.filter, samples.spread(dt))
-            return samples.state_of(factors.solve(samples.rows_of(found)[:, None])[:, 0])
+            factors = self.memory.jacobian.factorize(method.filter, samples.spread(dt))
+
+            def filtered(x: Tensor) -> Tensor:
+                return samples.state_of(factors.solve(samples.rows_of(x)[:, None])[:, 0])
+
+            if method.tableau.error_filter is not None:
+                found = filtered(found)
+            if method.defect is None:
+                return found
+            u = combine(self.y0.detach(), self.ks, method.defect[0], dt)
+            slope = weighted(self.ks, method.defect[1], 1.0)
+            time = stage_time(INSIDE, (self.t0, self.t1), self.t1 - self.t0)
+            inside = filtered((slope - self.f(time, u)) * (dt * (0.5 * float(method.filter.a[0, 0]))))
+            return (found.abs().square() + inside.abs().square()).sqrt()
 
     def forget(self) -> None:
         """Let go of Jacobians and factors, once the next step has them."""
@@ -82,6 +110,8 @@ class ImplicitRungeKutta(RungeKutta):
 
     ``corrections`` says how often a step that autograd records can be differentiated, once or twice.
     """
+
+    transformable = False  # the derivative of the stages is not that of the iteration
 
     def __init__(
         self,
@@ -95,9 +125,10 @@ class ImplicitRungeKutta(RungeKutta):
         self.newton, self.corrections = newton or NewtonSettings(), corrections
         self.blocks = blocks_of(tableau)
         self.starts_explicit = not tableau.a[0].any()
-        gamma = tableau.error_filter
-        same = [b.matrix for b in self.blocks if b.matrix is not None and b.matrix.q == 1 and b.matrix.a[0, 0] == gamma]
-        self.filter = None if gamma is None else same[0] if same else StageMatrix(np.array([[gamma]]))
+        single = [block.matrix.a for block in self.blocks if block.matrix is not None and block.matrix.q == 1]
+        gamma = tableau.error_filter or (float(single[0][0, 0]) if single else 0.25)
+        self.filter = StageMatrix(np.array([[gamma]]))
+        self.defect = _defect((smooth or self).tableau)
 
     @property
     def twice(self) -> ImplicitRungeKutta:

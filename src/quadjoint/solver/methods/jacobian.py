@@ -34,9 +34,17 @@ class Samples:
     """A state as rows of d real numbers each; complex numbers count twice."""
 
     shape: torch.Size
+    dtype: torch.dtype  # of the real numbers
     complex: bool
     rows: int
     d: int
+
+    @classmethod
+    def of(cls, y: Tensor, d: int | None = None) -> Samples:
+        """Rows of d numbers each, or the state as a whole."""
+        n = y.numel() * (2 if y.is_complex() else 1)
+        d = n if d is None else d
+        return cls(y.shape, y.dtype.to_real(), y.is_complex(), n // max(1, d), d)
 
     def rows_of(self, y: Tensor) -> Tensor:
         """Shape (rows, d)."""
@@ -52,6 +60,9 @@ class Samples:
         """A number, or a real tensor that broadcasts against the state, as one that broadcasts against (rows, q, d)."""
         if not isinstance(x, Tensor):
             return x
+        x = x.to(self.dtype)
+        if x.numel() == 1:
+            return x.reshape(1, 1, 1)
         full = x.expand(self.shape)
         full = torch.stack([full, full], dim=-1) if self.complex else full
         return full.reshape(self.rows, 1, self.d)
@@ -63,7 +74,7 @@ def splits(y: Tensor) -> Iterator[Samples]:
     n = y.numel() * parts
     sizes = [] if y.ndim < 2 or not n else [y.shape[-1] * parts, n // y.shape[0]]
     for d in dict.fromkeys([*(d for d in sizes if d < n), n]):
-        yield Samples(y.shape, y.is_complex(), n // max(1, d), d)
+        yield Samples.of(y, d)
 
 
 def linearize(f: VectorField, t: Time, y: Tensor, nudge: int = 0) -> Recording:
@@ -208,7 +219,7 @@ class JacobianSource:
 
     def first(self, f: VectorField, t: Time, y: Tensor, nudge: int) -> tuple[Samples, Jacobian]:
         """A Jacobian, and what the samples are, for the other Jacobians of this solve."""
-        whole = Samples(y.shape, y.is_complex(), 1, y.numel() * (2 if y.is_complex() else 1))
+        whole = Samples.of(y)
         own = getattr(f, "own_jacobian", None)
         if own is not None:
             return whole, own(t, y, nudge)
@@ -247,15 +258,14 @@ class JacobianSource:
         evaluate = getattr(getattr(f, "dynamics", f), "jacobian", None)
         found = self.given(t, y) if evaluate is None else evaluate(self.given, t, y)
         n, d = y.numel(), y.shape[-1] if y.ndim else 1
-        if found.shape == (*y.shape, d) or (y.ndim == 0 and found.numel() == 1):
-            rows = max(1, n // max(1, d))
-        elif found.shape == (n, n):
-            rows, d = 1, n
-        else:
+        if found.shape == (n, n) and found.shape != (*y.shape, d):
+            d = n
+        elif found.shape != (*y.shape, d) and not (y.ndim == 0 and found.numel() == 1):
             raise ValueError(
                 f"options['jacobian'] returned shape {tuple(found.shape)} for a state of shape {tuple(y.shape)}; it "
                 f"must be {(*y.shape, d)}, a matrix for every sample, or {(n, n)}, one for the whole state."
             )
         if y.is_complex():
             raise ValueError("options['jacobian'] is for real states; leave it out for a complex one.")
-        return Samples(y.shape, False, rows, d), RowJacobian(found.detach().to(y).reshape(rows, d, d))
+        samples = Samples.of(y, d)
+        return samples, RowJacobian(found.detach().to(y).reshape(samples.rows, d, d))

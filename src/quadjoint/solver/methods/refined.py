@@ -20,7 +20,7 @@ POINTS = (0.5, 0.8)
 
 def refinable(tableau: ButcherTableau) -> bool:
     """Whether the method has a quartic from its own stages."""
-    return tableau.fsal and not tableau.extra_stages and tableau.dense_order == 4
+    return tableau.explicit and tableau.fsal and not tableau.extra_stages and tableau.dense_order == 4
 
 
 def refine_extension(tableau: ButcherTableau, points: tuple[float, float] = POINTS) -> ButcherTableau:

@@ -35,6 +35,7 @@ class RungeKuttaStep:
         "ks",
         "method",
         "nudge",
+        "onward",
         "t0",
         "t1",
         "y0",
@@ -67,6 +68,7 @@ class RungeKuttaStep:
         self.first_shared = first_shared  # k_0 is the last stage of the step before
         self.following: Tensor | None = None  # f(t1, y1), if another than the step itself evaluated it
         self.error_sum = error_sum  # the error in units of the step's length, until it is asked for
+        self.onward: Tensor | None = None  # the first stage of the next step, if samples at rest have another one
         self.grad = torch.is_grad_enabled()
 
     @property
@@ -75,9 +77,17 @@ class RungeKuttaStep:
             return None
         known, self.error_sum = self.error_sum, None  # steps may be kept, this need not be
         with torch.no_grad():
+            scale = self.t1 - self.t0 if self.lengths is None else self.lengths
             if known is not None:
-                return known * (self.t1 - self.t0)
-            return weighted(self.ks, self.method.error_weights, self.t1 - self.t0)
+                return known * scale
+            if self.lengths is None:
+                return weighted(self.ks, self.method.error_weights, scale)
+            return weighted(self.ks, self.method.error_weights, 1.0).mul_(scale)
+
+    @property
+    def lengths(self) -> Tensor | None:
+        """The length of every sample's own step, shaped to broadcast; such a step has t1 = t0 + 1."""
+        return self.dt if isinstance(self.dt, Tensor) and self.dt.ndim else None
 
     @property
     def next_index(self) -> int | None:
@@ -90,6 +100,8 @@ class RungeKuttaStep:
     @property
     def carry(self) -> Any:
         """The first stage of the next step, if it is known already."""
+        if self.onward is not None:
+            return self.onward
         if self.nudge[1]:
             return None
         return self.following if self.next_index is None else self.ks[self.next_index]
@@ -130,7 +142,7 @@ class RungeKuttaStep:
                     y = combine(self.y0, self.ks, self.method.rows[i], self.dt)
                 c = self.method.nodes[i]
                 self.inputs.append(y)
-                self.ks.append(self.f(stage_time(c, ends, self.dt), y, stage_nudge(c, self.nudge)))
+                self.ks.append(self.f(stage_time(c, ends, ends[1] - ends[0]), y, stage_nudge(c, self.nudge)))
 
     def theta(self, times: Sequence[float] | np.ndarray) -> np.ndarray:
         return (np.asarray(times, dtype=np.float64) - self.t0) / (self.t1 - self.t0)
@@ -146,9 +158,10 @@ class RungeKuttaStep:
         table = self.method.tableau.dense
         dense = torch.as_tensor(table.T * (self.t1 - self.t0), dtype=self.y0.dtype, device=self.y0.device)
         slope = self.exact_start and table[0, 0] == 1.0 and not table[1:, 0].any()
-        return Polynomial(
-            self, dense @ self.stacked().reshape(len(self.ks), self.y0.numel()), slope=slope, nudge=self.nudge
-        )
+        coefficients = dense @ self.stacked().reshape(len(self.ks), self.y0.numel())
+        if self.lengths is not None:
+            coefficients = (coefficients.view(-1, *self.y0.shape) * self.lengths).reshape(coefficients.shape)
+        return Polynomial(self, coefficients, slope=slope, nudge=self.nudge)
 
     def evaluate(self, times: Sequence[float]) -> Tensor:
         out = self.blend(self.dense_weights(times))
@@ -171,14 +184,42 @@ class RungeKuttaStep:
     def blend(self, weights: Tensor) -> Tensor:
         """y0 + weights @ stages for a matrix of weights, shape (m, stages)."""
         k = self.stacked().reshape(len(self.ks), self.y0.numel())
-        return (weights @ k).reshape(len(weights), *self.y0.shape) + self.y0
+        out = (weights @ k).reshape(len(weights), *self.y0.shape)
+        return (out if self.lengths is None else out * self.lengths) + self.y0
 
     def scatter(self, rows: Tensor, times: np.ndarray) -> Tensor:
         """The state of sample ``rows[m]`` at ``times[m]``: one row of the batch each, shape (m, *sample)."""
-        w = self.dense_weights(times)
+        return self._scatter(rows, self.dense_weights(times))
+
+    def scatter_at(self, rows: Tensor, theta: Tensor) -> Tensor:
+        """As ``scatter``, at fractions ``theta`` of the samples' own steps."""
+        return self._scatter(rows, self._weights(theta))
+
+    def spread(self, theta: Tensor) -> Tensor:
+        """The states of all samples at fractions ``theta`` of their own steps, shape (m, *state)."""
+        return self.blend(self._weights(theta))
+
+    def _scatter(self, rows: Tensor, w: Tensor) -> Tensor:
         k = self.stacked()[:, rows].reshape(len(self.ks), len(rows), -1)  # (stages, m, features)
         out = torch.einsum("ms,smd->md", w, k).reshape(len(rows), *self.y0.shape[1:])
-        return out + self.y0[rows]
+        return (out if self.lengths is None else out * self.lengths[rows]) + self.y0[rows]
+
+    def _weights(self, theta: Tensor) -> Tensor:
+        """As ``dense_weights`` at fractions of the samples' own steps, in units of their lengths."""
+        self.complete()
+        dense = torch.tensor(self.method.tableau.dense, dtype=theta.dtype, device=theta.device)
+        return (theta[:, None].expand(-1, dense.shape[1]).cumprod(1) @ dense.T).to(self.y0.dtype)
+
+    def at_rest(self, moving: Tensor) -> RungeKuttaStep:
+        """The step with the samples that are not ``moving`` left where they were, in a step of length zero."""
+        assert self.clock is not None and self.lengths is not None
+        t0, t1 = self.clock
+        out = copy.copy(self)
+        out.y1, out.dt = torch.where(moving, self.y1, self.y0), torch.where(moving, self.lengths, 0.0)
+        out.clock = (t0, torch.where(moving, t1, t0))
+        if self.method.fsal:
+            out.onward = torch.where(moving, self.ks[self.method.stages - 1], self.ks[0])
+        return out
 
 
 class RungeKutta(Stepper):
@@ -206,6 +247,7 @@ class RungeKutta(Stepper):
         self.evaluations = s - 1 if self.fsal else s
         self.pays_to_sum = sums_pay(self)
         self._columns: dict[Any, list[Tensor]] = {}
+        self._constants: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     @property
     def name(self) -> str:
@@ -244,10 +286,13 @@ class RungeKutta(Stepper):
         nudge: Nudge = (0, 0),
         clock: Clock | None = None,
     ) -> RungeKuttaStep:
-        ends = clock or (t0, t1)
-        dt = ends[1] - ends[0]
-        k = f(ends[0], y, nudge[0]) if carry is None else carry
-        taken = take_stages(self, f, ends, y, k, dt=dt, length=dt, nudge=nudge)
+        ends: tuple[Time, Time] = clock or (t0, t1)
+        dt = length = ends[1] - ends[0]
+        times = None
+        if isinstance(length, Tensor) and length.ndim:
+            dt, times = self._own_times(*ends, y)
+        k = f(ends[0] if times is None else times[0], y, nudge[0]) if carry is None else carry
+        taken = take_stages(self, f, ends, y, k, dt=dt, length=length, nudge=nudge, times=times)
         return RungeKuttaStep(
             self,
             f,
@@ -263,3 +308,21 @@ class RungeKutta(Stepper):
             first_shared=carry is not None,
             error_sum=taken.error_sum,
         )
+
+    def _own_times(self, start: Any, end: Any, y: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        """The lengths of the samples' own steps in the precision of the state, and the times of their stages.
+
+        Times are added up in their own precision, and rounded for f last.
+        """
+        length, real = end - start, y.dtype.to_real()
+        times = (start + self._nodes_like(length) * length).to(real).unbind()
+        if end.dtype != real:
+            return length.to(real), times
+        return length, [end if c == 1.0 else times[i] for i, c in enumerate(self.nodes[: self.stages])]
+
+    def _nodes_like(self, t: Tensor) -> Tensor:
+        """The nodes of the stages, shaped to be multiplied by times of samples."""
+        key = (t.dtype, t.device)
+        if key not in self._constants:
+            self._constants[key] = torch.tensor(self.nodes[: self.stages], dtype=t.dtype, device=t.device)
+        return self._constants[key].view(-1, *(1,) * t.ndim)

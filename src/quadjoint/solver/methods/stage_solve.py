@@ -134,7 +134,7 @@ class StageSolver:
     def handed_on(self, solved: Solved) -> Memory:
         """What the next step may use, but for the slope."""
         rate = solved.contraction
-        keep = solved.iterations <= 2 or rate <= KEPT
+        keep = not self.settings.tight and (solved.iterations <= 2 or rate <= KEPT)
         eta = rate / (1.0 - rate) if rate < 1.0 else 1.0
         last = self.blocks[-1]
         whole = last.apart and last.last - last.first > 1

@@ -34,6 +34,9 @@ def combine(y: Tensor, ks: Stages, weights: Weights, dt: Time) -> Tensor:
     """y + dt * sum of weights[j] * ks[j], summed apart from y, which is then rounded once."""
     if not weights:
         return y
+    if isinstance(dt, Tensor) and dt.ndim:  # a length for each sample
+        (j, w), *rest = weights
+        return torch.addcmul(y, weighted(ks, weights, 1.0), dt) if rest else torch.addcmul(y, ks[j], dt, value=w)
     if len(weights) == 1 and not isinstance(dt, Tensor):
         ((j, w),) = weights
         return torch.add(y, ks[j], alpha=w * dt)

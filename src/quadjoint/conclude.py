@@ -1,0 +1,130 @@
+"""From the observations of a solve to its result: events and their times, gradients in times, samples that failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadjoint.arrange import Arranged
+from quadjoint.autograd import private
+from quadjoint.gradient.base import Outcome, Part, Task
+from quadjoint.gradient.flow import Crossing, Flow, shift
+from quadjoint.solver.independent.endings import Ending, Status, unreached
+from quadjoint.solver.independent.loop import SampleIntegration
+from quadjoint.solver.sample_clock import SampleClock
+from quadjoint.solver.stats import Stats
+
+
+@dataclass(frozen=True)
+class Solved:
+    """The result of a solve, and what its continuous solution needs."""
+
+    ts: Tensor  # observation times, that of an event last
+    ys: Any  # packed, then as the user has the state
+    stats: Stats
+    parts: list[Part]
+    flow: Flow
+    interval: tuple[float, float]  # on the clock of the steps
+    clock: SampleClock | None = None  # of samples with times or steps of their own
+    event_time: Tensor | None = None
+    event_index: Tensor | tuple[int, ...] | None = None
+    status: Status | None = None
+
+
+def conclude(arranged: Arranged, task: Task, out: Outcome, flow: Flow, *, in_times: bool) -> Solved:
+    """The result of a solve; ``in_times`` makes the observations differentiable in their times."""
+    ys = out.observer.arrange(out.ys)
+    found = Solved(arranged.t, ys, task.stats, out.parts, flow, (0.0, 0.0))
+    if isinstance(out.run, SampleIntegration):
+        found = _end_of_samples(found, arranged, task, out.run, in_times=in_times)
+    else:
+        found = replace(found, interval=arranged.spec.interval)
+        if arranged.spec.event is not None:
+            found = _event(found, arranged, task, out.run.event_time)
+            in_times = in_times or (found.event_time is not None and private.is_differentiated(found.event_time))
+        if flow.per_sample:
+            ends = arranged.t.detach()[:, [0, -1]].to("cpu", torch.float64).numpy()
+            found = replace(found, clock=SampleClock(ends.T, ends[:, -1]))
+        if in_times:
+            t = found.ts.T if flow.per_sample else found.ts
+            found = replace(found, ys=shift(flow, found.ys, t, params=task.params))
+    return replace(found, ys=arranged.layout.unpack(found.ys, leading=1))
+
+
+def _event(found: Solved, arranged: Arranged, task: Task, event_time: float | None) -> Solved:
+    """The event that ended a solve with steps that the batch shares, or the horizon."""
+    spec, t, ys = arranged.spec, arranged.t, found.ys
+    assert spec.event is not None
+    start, end = spec.interval
+    if event_time is None:
+        event, ending = torch.tensor(end).to(t), Ending.LAST_TIME
+    else:
+        end, ending = event_time, Ending.EVENT
+        watch = spec.watch_event(spec.event, arranged.y0)
+        here = torch.full((), end, dtype=spec.f.time_dtype, device=ys.device)
+        event = Crossing(watch.least, found.flow, task.params).time(here, ys[-1]).to(t)
+        found = replace(found, event_index=watch.entry(here, ys[-1]))
+    status = Status(torch.tensor(int(ending)), torch.tensor(end, dtype=torch.float64))
+    return replace(found, ts=torch.stack([t[0], event]), event_time=event, interval=(start, end), status=status)
+
+
+def _end_of_samples(found: Solved, arranged: Arranged, task: Task, run: SampleIntegration, *, in_times: bool) -> Solved:
+    """Where the samples ended, each in its own way."""
+    spec, t, ys, status = arranged.spec, arranged.t, found.ys, run.status
+    samples = spec.samples
+    assert samples is not None and status is not None
+    event, ended_early = None, bool((status.codes != 0).any())
+    if spec.event is not None:
+        event = _event_times(found, arranged, task, run)
+    elif ended_early:
+        event = torch.where(status.failed, status.t.to(t), t[:, -1])
+    if event is not None:
+        t = torch.cat([t[:, :-1], event[:, None]], dim=1)
+    if in_times:
+        ys = shift(found.flow, ys, t.T, params=task.params)
+    elif event is not None and event.requires_grad:
+        ys = torch.cat([ys[:-1], shift(found.flow, ys[-1:], event[None], params=task.params)])
+    if ended_early:
+        lost = unreached(samples.times, samples.sign, status.t)
+        if samples.padded is not None:
+            lost = lost & ~samples.padded
+        if samples.on_failure == "nan":
+            lost = lost | status.failed[:, None]
+        ys = ys.masked_fill(lost.T.reshape(*lost.T.shape, *(1,) * (ys.ndim - 2)), torch.nan)
+    clock = _step_clock(found.parts, status) if spec.dense else None
+    return replace(
+        found,
+        ts=t if event is not None else arranged.t,
+        ys=ys,
+        interval=(0.0, 1.0),
+        clock=clock,
+        event_time=event if spec.event is not None else None,
+        event_index=run.event_index,
+        status=status,
+    )
+
+
+def _event_times(found: Solved, arranged: Arranged, task: Task, run: SampleIntegration) -> Tensor:
+    """When each sample ended, differentiable in whatever that depends on; without an event, at its last time."""
+    spec, t, index, status = arranged.spec, arranged.t, run.event_index, run.status
+    samples, happening = spec.samples, spec.event
+    assert samples is not None and happening is not None and index is not None and status is not None
+    which = index.clamp(min=0)[:, None]
+
+    def value(t: Tensor, y: Tensor) -> Tensor:
+        return happening(spec.f.time(samples.shaped(t)), y).reshape(len(samples), -1).gather(1, which)[:, 0]
+
+    crossing = Crossing(value, found.flow, task.params, happened=status.event)
+    event = crossing.time(status.t, found.ys[-1]).to(t)
+    event = torch.where(status.event, event, t[:, -1])
+    return torch.where(status.failed, status.t.to(t), event) if bool(status.failed.any()) else event
+
+
+def _step_clock(parts: list[Part], status: Status) -> SampleClock:
+    """Which time each sample had between the steps."""
+    runs = [part.run for part in parts if isinstance(part.run, SampleIntegration)]
+    ends = [*(t for run in runs for t in run.ends[:-1]), runs[-1].ends[-1]]
+    return SampleClock(torch.stack(ends).double().cpu().numpy(), status.t.double().cpu().numpy())

@@ -1,0 +1,1 @@
+"""Batches in which every sample takes steps of its own."""

@@ -1,0 +1,73 @@
+"""Batches of problems that want very different steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+DTYPE = torch.float64
+
+
+class Relaxing(nn.Module):
+    """A small network beside a relaxation towards sin(t) with a rate of each sample's own."""
+
+    def __init__(self, rates: Tensor) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 2)).to(DTYPE)
+        self.rates = rates
+
+    def forward(self, t: Tensor, y: Tensor) -> Tensor:
+        assert t.shape in ((), (len(y), 1))
+        return self.net(y) - self.rates * (y - torch.sin(t))
+
+    def alone(self, b: int) -> Relaxing:
+        """The same function for one sample of the batch."""
+        out = Relaxing(self.rates[b : b + 1])
+        out.load_state_dict(self.state_dict())
+        return out
+
+
+def relaxing(*rates: float) -> tuple[Relaxing, Tensor]:
+    """The function and initial states."""
+    generator = torch.Generator().manual_seed(1)
+    return Relaxing(torch.tensor(rates, dtype=DTYPE)[:, None]), torch.randn(
+        len(rates), 2, dtype=DTYPE, generator=generator
+    )
+
+
+def oscillators(count: int, dtype: torch.dtype = torch.float32) -> tuple[Any, Tensor]:
+    """Van der Pol oscillators with mu from 1 to 24, started at (1, 1)."""
+    mu = torch.linspace(1.0, 24.0, count, dtype=dtype)[:, None]
+
+    def f(t: Tensor, y: Tensor) -> Tensor:
+        x, v = y[:, :1], y[:, 1:]
+        return torch.cat([v, mu * (1 - x * x) * v - x], dim=1)
+
+    return f, torch.ones(count, 2, dtype=dtype)
+
+
+class Counting(TorchDispatchMode):
+    """Counts the operations that torch dispatches, without views and the making of empty tensors."""
+
+    FREE = (
+        *("view", "_unsafe_view", "expand", "select", "slice", "unsqueeze", "squeeze", "t", "transpose", "permute"),
+        *("detach", "alias", "unbind", "split", "split_with_sizes", "as_strided", "lift_fresh"),
+        *("empty", "empty_like", "new_empty", "_local_scalar_dense"),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen[func.__name__.split(".")[0]] += 1
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def kernels(self) -> int:
+        return sum(n for name, n in self.seen.items() if name not in self.FREE)

@@ -88,6 +88,10 @@ class Step(Protocol):
 class SampleStep(Step, Protocol):
     """A step in which every sample has a length of its own: its ``clock`` has the ends, and t1 = t0 + 1."""
 
+    @property
+    def lost(self) -> Tensor | None:
+        """Samples whose implicit stages were not found, shape (B,); None if all were."""
+
     def scatter_at(self, rows: Tensor, theta: Tensor) -> Tensor:
         """As ``scatter``, at fractions ``theta`` of the samples' own steps."""
 

@@ -15,7 +15,6 @@ from quadjoint.errors import nearest
 from quadjoint.solver.clocks import wide
 from quadjoint.solver.independent.samples import DIRECTIONS, ON_FAILURE, Samples
 from quadjoint.solver.methods.catalogue import runge_kutta_of
-from quadjoint.solver.methods.implicit import ImplicitRungeKutta
 from quadjoint.solver.spec import Method
 from quadjoint.solver.state import Layout, Norm
 
@@ -49,7 +48,7 @@ def make_samples(
 def take_options(method: Method, options: dict[str, Any], *, events: bool) -> tuple[dict[str, Any], dict[str, str]]:
     """The options of the method, and those of the batch."""
     stepper = runge_kutta_of(method)
-    if stepper is None or not stepper.adaptive or isinstance(stepper, ImplicitRungeKutta):
+    if stepper is None or not stepper.adaptive:
         raise ValueError(
             "independent=True gives every sample steps of its own, which needs an adaptive Runge-Kutta method such as "
             f"'dopri5', 'tsit5', 'dopri8' or 'bosh3'; got method={method!r}."

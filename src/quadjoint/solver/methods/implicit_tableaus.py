@@ -145,7 +145,7 @@ def _trbdf2() -> ButcherTableau:
         b_error=a[-1] - embedded,
         error_order=3,
         error_filter=gamma,
-        dense=hermite_extension(a[-1]),
+        dense=_damped_extension(a, 2),
         dense_order=2,
         reference="Bank et al. (1985), IEEE Trans. CAD 4; Hosea and Shampine (1996), Appl. Numer. Math. 20",
     )
@@ -173,7 +173,7 @@ def _kvaerno3() -> ButcherTableau:
         b=a[-1],
         b_error=a[-1] - a[-2],
         error_order=2,
-        dense=hermite_extension(a[-1]),
+        dense=_damped_extension(a, 3),
         dense_order=3,
         reference="Kvaerno (2004), BIT Numer. Math. 44",
     )
@@ -209,55 +209,54 @@ def _kvaerno5() -> ButcherTableau:
         b=a[-1],
         b_error=a[-1] - a[-2],
         error_order=4,
-        dense=_smooth_quartic(a),
+        dense=_damped_extension(a, 4, unused=1),
         dense_order=4,
         reference="Kvaerno (2004), BIT Numer. Math. 44; extension: see implicit_tableaus.py",
     )
 
 
-def _smooth_quartic(a: np.ndarray) -> np.ndarray:
-    """An extension of order four that ends in y1 and has the slopes f(t0, y0) and f(t1, y1), without the second stage.
+def _damped_extension(a: np.ndarray, order: int, *, unused: int | None = None) -> np.ndarray:
+    """An extension of a stiffly accurate method with an explicit first stage that does not feel errors of that stage.
 
-    All stages but the second have order three, so that the conditions of order four are those of quadrature. Two
-    numbers remain free. One makes the defects in the conditions of order five least in the mean square over the step;
-    the other, which shifts weight between the last two stages, both at t1, is zero.
+    The first stage is the last one of the step before, with an error that depends on the length of that step. In a
+    stiff component the states Y_i do not depend on it, so that an error e in k_1 changes the other k_i by r_i e, where
+    a r = 0 in all rows but the first. The extension has sum_i b_i(theta) r_i = 0. (With the Hermite cubic, for one, the
+    error inside of a step would contain h e, and shrink with h alone if the step is repeated.)
+
+    It is a polynomial in theta of degree ``order``, ends in y1 with the slope f(t1, y1), and does not use the stage
+    ``unused``. What is free then makes the defects in the conditions of the next order least in the mean square.
     """
-    s, degree = len(a), 4
-    powers = np.arange(1, degree + 1)
-    used = [i for i in range(s) if i != 1]
-    c = a.sum(axis=1)
-
-    def rows_for(weights: np.ndarray, theta: np.ndarray) -> np.ndarray:
-        """Linear functions of dense[used]: sum_i weights_i sum_d theta_d dense[i, d]."""
-        return np.kron(weights[used], theta)
-
-    unit = np.eye(s)
-    conditions, values = [], []
-    for d in range(degree):  # order four: sum_i b_i(theta) c_i^m = theta^(m+1) / (m+1), power by power of theta
-        for m in range(4):
-            conditions.append(rows_for(c**m, np.eye(degree)[d]))
-            values.append(1.0 / (m + 1) if d == m else 0.0)
-    ends = [(np.ones(degree), a[-1]), (np.eye(degree)[0], unit[0]), (1.0 * powers, unit[-1])]
-    for theta, target in ends:  # the end, and the slopes at both ends
-        for i in used:
-            conditions.append(rows_for(unit[i], theta))
-            values.append(target[i])
-    matrix, right = np.array(conditions), np.array(values)
-    trees = rooted_trees(5)
-    phi = trees.elementary_weights(a)[:, trees.vertices == 5]
-    points, weights = np.polynomial.legendre.leggauss(8)
+    s = len(a)
+    used = [i for i in range(s) if i != unused]
+    powers, unit = np.arange(1, order + 1), np.eye(order)
+    trees = rooted_trees(order + 1)
+    phi, within = trees.elementary_weights(a), trees.vertices <= order
+    reaction = np.append(1.0, -np.linalg.solve(a[1:, 1:], a[1:, 0]))
+    conditions, values = [], []  # linear in dense[used], power by power of theta, then at the end
+    for d in range(order):
+        for column, vertices, gamma in zip(phi.T, trees.vertices, trees.density, strict=True):
+            if vertices <= order:
+                conditions.append(np.kron(column[used], unit[d]))
+                values.append(1.0 / gamma if vertices == d + 1 else 0.0)
+        conditions.append(np.kron(reaction[used], unit[d]))
+        values.append(0.0)
+    for theta, target in ((np.ones(order), a[-1]), (1.0 * powers, np.eye(s)[-1])):
+        conditions += [np.kron(row, theta) for row in np.eye(len(used))]
+        values += target[used].tolist()
     least, wanted = [], []
-    for theta, w in zip(0.5 * (points + 1.0), weights, strict=True):
-        for column, gamma in zip(phi.T, trees.density[trees.vertices == 5], strict=True):
-            least.append(math.sqrt(w) * rows_for(column, theta**powers))
-            wanted.append(math.sqrt(w) * theta**5 / gamma)
-    particular = np.linalg.lstsq(matrix, right)[0]
-    _, singular, directions = np.linalg.svd(matrix)
+    for point, w in zip(*np.polynomial.legendre.leggauss(8), strict=True):
+        node = 0.5 * (point + 1.0)
+        for column, gamma in zip(phi[:, ~within].T, trees.density[~within], strict=True):
+            least.append(math.sqrt(w) * np.kron(column[used], node**powers))
+            wanted.append(math.sqrt(w) * node ** (order + 1) / gamma)
+    solution = np.linalg.lstsq(np.array(conditions), np.array(values))[0]
+    _, singular, directions = np.linalg.svd(np.array(conditions))
     free = directions[(singular > 1e-10 * singular[0]).sum() :].T
-    residual = np.array(wanted) - np.array(least) @ particular
-    solution = particular + free @ np.linalg.lstsq(np.array(least) @ free, residual, rcond=1e-8)[0]
-    dense = np.zeros((s, degree))
-    dense[used] = solution.reshape(len(used), degree)
+    if free.size:
+        remaining = np.array(wanted) - np.array(least) @ solution
+        solution = solution + free @ np.linalg.lstsq(np.array(least) @ free, remaining, rcond=1e-8)[0]
+    dense = np.zeros((s, order))
+    dense[used] = solution.reshape(len(used), order)
     return _exact_end(dense, a[-1])
 
 

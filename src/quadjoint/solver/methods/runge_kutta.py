@@ -43,6 +43,7 @@ class RungeKuttaStep:
     )
 
     ratio: Tensor | float | None = None
+    lost: Tensor | None = None  # samples for which the step has failed
     exact_start = True  # the first stage is f(t0, y0), to rounding
 
     def __init__(

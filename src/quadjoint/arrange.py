@@ -92,7 +92,8 @@ def arrange(
         refuse_batch_options(options)
         if event_fn is not None:
             t = _until(t, horizon)
-        clock = _common_times(f, y, t, layout, exact=exact_clock and event_fn is None)
+            values = check_times(t)
+        clock = _common_times(f, y, t, layout, times=values.tolist(), exact=exact_clock and event_fn is None)
     open_end = event_fn is not None and horizon is None and not independent
     problem = InitialValue(f, y, clock.solver_t, layout, open_end=open_end)
     solver = make_solver(method, options if clock.options is None else clock.options, problem, rtol=rtol, atol=atol)
@@ -134,9 +135,10 @@ class _Clock:
     samples: Samples | None = None
 
 
-def _common_times(f: Callable[..., Any], y: Tensor, t: Tensor, layout: Layout, *, exact: bool) -> _Clock:
+def _common_times(
+    f: Callable[..., Any], y: Tensor, t: Tensor, layout: Layout, *, times: list[float], exact: bool
+) -> _Clock:
     points = t if private.is_differentiated(t) and exact else None
-    times = check_times(t).tolist()
     # The steps up to an event are no function of the times given; gradients in them come from the flow.
     solver_t = t if points is not None else t.detach()
     return _Clock(t, Dynamics(f, y, layout), lambda: Observer(times, points), solver_t)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.autograd import private
+from quadjoint.autograd.captured import autocast_dtype
 from quadjoint.autograd.leaves import leaves
 from quadjoint.errors import warn_once
 from quadjoint.solver.protocols import Time
@@ -169,7 +170,7 @@ class Dynamics:
         for i, (part, derivative) in enumerate(zip(parts, out, strict=True)):
             if not isinstance(derivative, Tensor):
                 raise TypeError(f"f returned {type(derivative).__name__} for {layout.path(i)}, which is a tensor.")
-            if derivative.dtype != part.dtype and not torch.is_autocast_enabled(part.device.type):
+            if derivative.dtype != part.dtype and autocast_dtype(part.device.type) is None:
                 raise TypeError(f"f returned dtype {derivative.dtype} for {layout.path(i)}, which has {part.dtype}.")
             if derivative.shape != part.shape:
                 raise ValueError(
@@ -186,7 +187,7 @@ class Dynamics:
             raise ValueError(f"f returned shape {tuple(out.shape)}, but the state has shape {tuple(y.shape)}.")
         if out.device != y.device:
             raise ValueError(f"f returned a tensor on {out.device}, but the state is on {y.device}.")
-        if torch.is_autocast_enabled(y.device.type) and out.is_floating_point():
+        if autocast_dtype(y.device.type) is not None and out.is_floating_point():
             return out.to(y.dtype)
         raise TypeError(
             f"f returned dtype {out.dtype}, but the state has {y.dtype}. Cast y0 or the function so that both agree."

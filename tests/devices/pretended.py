@@ -56,7 +56,9 @@ class _Checked(TorchDispatchMode):
     def _check(self, func: Any, tensors: list[Tensor], on_device: list[Tensor]) -> None:
         for x in tensors:
             if x.device != META and x.ndim > 0:
-                raise WrongTensor(f"{func} mixes a tensor of the host, shape {tuple(x.shape)}, with those of the device")
+                raise WrongTensor(
+                    f"{func} mixes a tensor of the host, shape {tuple(x.shape)}, with those of the device"
+                )
         for x in on_device:
             if x.dtype in self.seen.forbidden:
                 raise WrongTensor(f"{func} has a tensor of {x.dtype}, shape {tuple(x.shape)}")

@@ -12,7 +12,7 @@ from torch import Tensor
 import quadjoint as qj
 
 sys.path.append(str(Path(__file__).parents[2]))
-from benchmarks.counting import Counting  # noqa: E402
+from benchmarks.counting import Counting
 
 
 def backward_reads(gradient: qj.Gradient, end: float) -> tuple[int, qj.Solution]:

@@ -170,7 +170,7 @@ def test_oscillators_take_no_more_evaluations_than_torchode() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_equal_samples_cost_little_more_than_shared_steps(dtype: torch.dtype) -> None:
-    """Operations dispatched in a step attempted, of a small network: at most 1.3 times as many. Host reads: one."""
+    """Operations dispatched in a step attempted: at most 30 more than if the batch shares it, whatever f is."""
     f, y0 = qj.nn.TimeMLP(2, width=16).to(dtype), torch.ones(8, 2, dtype=dtype)
     per_step = []
     for independent in (False, True):
@@ -184,7 +184,7 @@ def test_equal_samples_cost_little_more_than_shared_steps(dtype: torch.dtype) ->
             counted.append((count.kernels, int(steps)))
         (few, short), (many, long) = counted
         per_step.append((many - few) / (long - short))
-    assert per_step[1] <= 1.3 * per_step[0]
+    assert per_step[1] <= per_step[0] + 30
 
 
 def test_one_look_of_the_host_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

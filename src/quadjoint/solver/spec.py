@@ -64,6 +64,11 @@ class Solver:
         return self.stepper.order
 
     @property
+    def judges_start(self) -> bool:
+        """Whether the solve itself fails if the initial state is not finite; nobody has to look at it before."""
+        return not self.stepper.free and (self.grid is not None or self.settings.first_step is None)
+
+    @property
     def eager(self) -> Stepper:
         """The stepper for other dynamics than the forward solve's, which may be compiled."""
         return self.stepper.eager

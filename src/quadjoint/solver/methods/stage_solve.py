@@ -7,7 +7,7 @@ iteration has left by h |df/dy|.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -20,13 +20,11 @@ from quadjoint.solver.methods.extrapolation import extrapolation
 from quadjoint.solver.methods.jacobian import Jacobian, Samples
 from quadjoint.solver.methods.newton import Found, NewtonSettings, Yardstick, iterate
 from quadjoint.solver.methods.stages import Factors, StageMatrix
-from quadjoint.solver.methods.sums import combine, nonzero, stage_nudge, stage_time
+from quadjoint.solver.methods.sums import Weights, combine, nonzero, stage_nudge, stage_time
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Nudge, Time, VectorField
 
 KEPT = 1e-3  # contraction up to which a Jacobian is kept for the next step
-
-Weights = list[tuple[int, float]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +34,7 @@ class Block:
     first: int
     last: int
     matrix: StageMatrix | None
-    before: list[Weights]  # of the stages of earlier blocks, for each stage
+    before: Sequence[Weights]  # of the stages of earlier blocks, for each stage
     guess: Weights  # of earlier stages, in a prediction of z / h of the first stage of this block
 
     @property

@@ -19,7 +19,8 @@ ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_s
 UNMARKED_VIEWS = {"_unsafe_view", "_reshape_alias", "lift"}
 # Operations whose result the host needs before it can go on: a number, or the shape of what follows.
 READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "_unique2", "unique_dim"}
-READING_METHODS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.cpu}
+# An array shares the memory of a tensor on the host; one on a device has to be brought there by a copy before.
+READING_METHODS = {Tensor.tolist, Tensor.cpu}
 
 
 @dataclass

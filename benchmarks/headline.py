@@ -1,7 +1,8 @@
-"""The figure of the README and of the site's home page: ``python benchmarks/headline.py [RESULTS]``.
+"""Figure and table of the README and of the site's home page: ``python -m benchmarks.headline [RESULTS]``.
 
 Time and peak memory of one gradient on a few cells, of methods that a reader may choose between, from the lines of a
-finished benchmark (benchmarks/results by default). Drawn for light and for dark pages, into docs/assets.
+finished benchmark (benchmarks/results by default). The figure is drawn for light and for dark pages, into docs/assets;
+the table is printed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
+
+from benchmarks.report import seconds
 
 ROOT = Path(__file__).resolve().parents[1]
 ASSETS = ROOT / "docs" / "assets"
@@ -34,7 +37,37 @@ METHODS: dict[str, tuple[str, str, str, str]] = {
     "torchode:direct": ("torchode", "#b26a00", "#ffb74d", "P"),
     "paper:gq": ("the paper's code", "#a0522d", "#d7a98c", "v"),
 }
+ROWS = {
+    "sines-20": "sine curves, 50 observations, width 20",
+    "sines-1000": "the same, width 1000",
+    "crossing-2000": "two trajectories, width 2000",
+    "spheres-500-3x": "200 trajectories, width 500",
+    "ou-20": "an SDE as a random ODE, 1800 paths",
+}
+COLUMNS = {
+    "quadjoint:auto": "quadjoint `auto`",
+    "torchdiffeq:direct": "torchdiffeq",
+    "torchdiffeq:adjoint": "torchdiffeq, adjoint",
+    "diffrax:checkpointed": "diffrax under jit",
+}
 Record = dict[str, Any]
+
+
+def table(records: list[Record]) -> list[str]:
+    """Rows of times, with the peak memory where it was measured."""
+    measured = {(r["cell"], r["method"]): r for r in records if r["kind"] == "gradient" and r["status"] == "ok"}
+    lines = [f"| problem | {' | '.join(COLUMNS.values())} |", f"| --- |{' ---: |' * len(COLUMNS)}"]
+    for cell, words in ROWS.items():
+        numbers = [_numbers(measured.get((cell, method))) for method in COLUMNS]
+        lines.append(f"| {words} (`{cell}`) | {' | '.join(numbers)} |")
+    return lines
+
+
+def _numbers(record: Record | None) -> str:
+    if record is None:
+        return ""
+    peak = record.get("peak_bytes")
+    return seconds(record["seconds_best"]) + (f", {peak / 2**20:.2g} MiB" if peak else "")
 
 
 def chosen(records: list[Record]) -> dict[str, list[Record]]:
@@ -112,6 +145,7 @@ def _decade(values: list[float]) -> tuple[float, float]:
 
 def main(folder: Path) -> None:
     records = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    print(*table(records), sep="\n")
     for dark in (False, True):
         path = ASSETS / f"headline-{'dark' if dark else 'light'}.svg"
         figure = draw(records, dark)

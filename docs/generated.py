@@ -60,7 +60,10 @@ OPTIONS = {
     "max_step": ("unlimited", "no step is longer"),
     "step_t": ("()", "times at which a step must end"),
     "jump_t": ("()", "times at which f jumps, `(B, J)` for times per sample: a step ends there"),
-    "controller": ('"i"', '`"i"`, `"pi"`, or a `Controller` such as `PIDController`'),
+    "controller": (
+        '"i"',
+        '`"i"`, `"pi"`, or a `Controller` such as `PIDController()`, which is the default with `independent=True`',
+    ),
     "step_size": ("", "length of the steps of a fixed grid; without it, the grid is `t`"),
     "grid_constructor": ("", "`grid_constructor(f, y0, t)` returns the grid"),
     "interp": (

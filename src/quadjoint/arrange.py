@@ -92,10 +92,13 @@ def arrange(
         refuse_batch_options(options)
         if event_fn is not None:
             t = _until(t, horizon)
-        clock = _common_times(f, y, t, layout, exact=exact_clock and event_fn is None)
+            values = check_times(t)
+        clock = _common_times(f, y, t, layout, times=values.tolist(), exact=exact_clock and event_fn is None)
     open_end = event_fn is not None and horizon is None and not independent
     problem = InitialValue(f, y, clock.solver_t, layout, open_end=open_end)
     solver = make_solver(method, options if clock.options is None else clock.options, problem, rtol=rtol, atol=atol)
+    if not solver.judges_start or values.shape[-1] == 1 or independent:
+        check_finite(y, layout)
     if solver.grid is None:
         _remark_on_precision(rtol, atol, y)
     if clock.samples is not None:
@@ -132,9 +135,10 @@ class _Clock:
     samples: Samples | None = None
 
 
-def _common_times(f: Callable[..., Any], y: Tensor, t: Tensor, layout: Layout, *, exact: bool) -> _Clock:
+def _common_times(
+    f: Callable[..., Any], y: Tensor, t: Tensor, layout: Layout, *, times: list[float], exact: bool
+) -> _Clock:
     points = t if private.is_differentiated(t) and exact else None
-    times = check_times(t).tolist()
     # The steps up to an event are no function of the times given; gradients in them come from the flow.
     solver_t = t if points is not None else t.detach()
     return _Clock(t, Dynamics(f, y, layout), lambda: Observer(times, points), solver_t)
@@ -213,6 +217,12 @@ def _check_state(y0: Any) -> None:
                 f"The tensors of y0 must share dtype and device; {name} is {part.dtype} on {part.device}, "
                 f"{names[0]} is {parts[0].dtype} on {parts[0].device}."
             )
+
+
+def check_finite(y: Tensor, layout: Layout) -> None:
+    """Refuse an initial state, given as one tensor, whose entries are not all finite."""
+    names = ["y0"] if layout.structure is None else layout.structure.paths("y0")
+    for name, part in zip(names, layout.split(y), strict=True):
         if not is_finite(part):
             raise ValueError(f"{name} has entries that are NaN or infinite.")
 

@@ -12,6 +12,7 @@ from quadjoint.arrange import Arranged
 from quadjoint.autograd import private
 from quadjoint.gradient.base import Outcome, Part, Task
 from quadjoint.gradient.flow import Crossing, Flow, shift
+from quadjoint.solver.clocks import on_the_host
 from quadjoint.solver.independent.endings import Ending, Status, unreached
 from quadjoint.solver.independent.loop import SampleIntegration
 from quadjoint.solver.sample_clock import SampleClock
@@ -46,7 +47,7 @@ def conclude(arranged: Arranged, task: Task, out: Outcome, flow: Flow, *, in_tim
             found = _event(found, arranged, task, out.run.event_time)
             in_times = in_times or (found.event_time is not None and private.is_differentiated(found.event_time))
         if flow.per_sample:
-            ends = arranged.t.detach()[:, [0, -1]].to("cpu", torch.float64).numpy()
+            ends = on_the_host(arranged.t[:, [0, -1]])
             found = replace(found, clock=SampleClock(ends.T, ends[:, -1]))
         if in_times:
             t = found.ts.T if flow.per_sample else found.ts

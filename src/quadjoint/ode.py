@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadjoint.arrange import Arranged, arrange
+from quadjoint.arrange import Arranged, arrange, check_finite
 from quadjoint.autograd import private
 from quadjoint.autograd.captured import Snapshot
 from quadjoint.conclude import Solved, conclude
@@ -176,6 +176,7 @@ def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -
             y = shift(flow, y, t[:, 0] if flow.per_sample else t[0], sign=-1.0, params=task.params)
         out = how.apply(task, y, first) if first is not None and wanted else _forward(task, y, first)
     except SolveError as error:
+        check_finite(arranged.y0, arranged.layout)
         random.explain(error, spec, arranged.y0)
         raise
     except RuntimeError as error:

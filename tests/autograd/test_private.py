@@ -90,7 +90,7 @@ def test_private_names_of_torch_are_used_nowhere_else() -> None:
     assert users == {"autograd/private.py"}
 
 
-LAYERS = ("errors", "quadrature", "autograd", "solver", "gradient", "arrange", "solution", "ode", "explain")
+LAYERS = ("errors", "quadrature", "autograd", "solver", "gradient", "arrange", "conclude", "solution", "ode", "explain")
 
 
 def layer(module: str) -> int | None:

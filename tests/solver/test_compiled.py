@@ -35,7 +35,7 @@ def net() -> Net:
 @pytest.fixture
 def quick_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trace as in earnest, without generating machine code."""
-    monkeypatch.setattr(compiled, "COMPILE", {"backend": "eager", "dynamic": False})
+    monkeypatch.setattr(compiled, "COMPILE", {"backend": "eager"})
 
 
 def gradients(net: Net, gradient: str, compile: bool, **kwargs: object) -> tuple[Tensor, Tensor]:
@@ -189,7 +189,7 @@ def hessian_product(net: Net, ys: Tensor, y0: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("gradient", ["direct", "discrete", "gq"])
 def test_second_derivatives(net: Net, monkeypatch: pytest.MonkeyPatch, gradient: str) -> None:
     """Compiled backward graphs cannot be differentiated; the solve is then repeated without them."""
-    monkeypatch.setattr(compiled, "COMPILE", {"backend": "aot_eager", "dynamic": False})
+    monkeypatch.setattr(compiled, "COMPILE", {"backend": "aot_eager"})
     weight = net.layers[0].weight
     found = []
     for compile in (True, False):

@@ -32,7 +32,7 @@ class Snapshot:
     def __init__(self, f: Callable[..., Any] | None, device: torch.device) -> None:
         search = _Search()
         search.visit(f)
-        self.device, self.precision = device.type, _autocast(device.type)
+        self.device, self.precision = device.type, autocast_dtype(device.type)
         self.modules, self.others = search.modules, search.tensors
         self.tensors: list[tuple[MutableMapping[str, Any], str, Tensor]] = []
         self.flags = [(m, m.training) for m in self.modules]
@@ -52,16 +52,18 @@ class Snapshot:
         # One level only: train() would also set the flags of the children.
         flags = [(m.__dict__, "training", flag) for m, flag in self.flags if m.training is not flag]
         with private.replaced([*tensors, *flags]) if tensors or flags else nullcontext():
-            if _autocast(self.device) == self.precision:
+            if autocast_dtype(self.device) == self.precision:
                 yield
                 return
             with torch.autocast(self.device, self.precision, enabled=self.precision is not None):
                 yield
 
 
-def _autocast(device: str) -> torch.dtype | None:
-    """The lower precision in which operations run at the moment, if any."""
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """The lower precision in which operations on a type of device run at the moment, if any."""
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
 
 
 class _Search:

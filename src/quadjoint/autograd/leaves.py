@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Edge = tuple[Any, int]  # a node of the graph and which of its outputs
@@ -25,6 +28,23 @@ def upstream(*outs: Tensor) -> Iterator[Any]:
 def leaves(*outs: Tensor) -> list[Tensor]:
     """Leaf tensors that require grad in the graphs of ``outs`` (or are one of them), in a fixed order."""
     return Frontier(()).explore(*outs)[1]
+
+
+def are_referenced(tensors: Sequence[Tensor]) -> bool:
+    """Whether Python holds each of them elsewhere, so that none lives by the graph alone that it was found in."""
+    return not tensors or _fewest_references(tensors) > _references_from_a_graph()
+
+
+def _fewest_references(tensors: Sequence[Tensor]) -> int:
+    return min(sys.getrefcount(x) for x in tensors)
+
+
+@lru_cache(maxsize=1)
+def _references_from_a_graph() -> int:
+    """References to a leaf that nothing but a graph holds, counted as ``are_referenced`` counts them."""
+    with torch.inference_mode(False), torch.enable_grad():
+        out = torch.zeros((), requires_grad=True) * 2.0
+        return _fewest_references(leaves(out))
 
 
 class Frontier:

@@ -146,11 +146,6 @@ def keep_buffers() -> AbstractContextManager[Any]:
     return config.patch(donated_buffer=False) if hasattr(config, "donated_buffer") else nullcontext()
 
 
-def is_compiled_node(node: Any) -> bool:
-    """Whether a node of autograd's graph is a compiled graph, whose backward pass may reuse its buffers."""
-    return "torch._dynamo" in sys.modules and "CompiledFunction" in node.name()
-
-
 def is_reentrant_checkpoint(node: Any) -> bool:
     """Whether a node is a checkpoint that only ``backward()`` can pass."""
     return "CheckpointFunction" in node.name()
@@ -162,6 +157,27 @@ def compile_with_inductor(graph: Any, inputs: Any, settings: dict[str, Any]) -> 
 
     with keep_buffers():
         return compile_fx(graph, inputs, config_patches=settings)
+
+
+def tracing() -> AbstractContextManager[Any]:
+    """Settings under which steps are traced.
+
+    Integers of modules (counters of evaluations) become inputs of a graph and not constants, and it is an error if
+    torch gives up, having compiled a function too often. Without the names: torch compiles anew whenever such an
+    integer has changed, and only logs that it gives up.
+    """
+    try:
+        from torch._dynamo import config
+    except ImportError:
+        return nullcontext()
+    wanted = {"allow_unspec_int_on_nn_module": True, "fail_on_recompile_limit_hit": True}
+    found = {name: value for name, value in wanted.items() if hasattr(config, name)}
+    return config.patch(found) if found else nullcontext()
+
+
+def is_recompile_limit(error: BaseException) -> bool:
+    """Whether torch has given up compiling. Without the name: taken for another reason."""
+    return "RecompileLimit" in type(error).__name__
 
 
 def outside_of_compile(function: Function) -> Function:

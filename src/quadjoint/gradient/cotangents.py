@@ -60,6 +60,7 @@ class Cotangents:
     keys: np.ndarray  # the times, increasing also for a solve backwards in time
     ends: np.ndarray  # of the accepted steps, likewise, the start of the first one first
     shape: torch.Size
+    order: np.ndarray | None = None  # in which they were made, if that is another: the n-th here is number order[n]
 
     @classmethod
     def of(cls, spec: Spec, run: Integration, grad_ys: Tensor, queries: Sequence[Query]) -> Cotangents:
@@ -69,7 +70,7 @@ class Cotangents:
             grad_ys = torch.cat([grad_ys, *(query.grads for query in queries)])
             if rows is not None:
                 rows = torch.cat([rows, *(query.rows for query in queries if query.rows is not None)])
-        keys = sign * times
+        keys, order = sign * times, None
         if (np.diff(keys) < 0.0).any():
             order = np.argsort(keys, kind="stable")
             index = torch.as_tensor(order, device=grad_ys.device)
@@ -81,7 +82,15 @@ class Cotangents:
             )
         start = run.taken[0].t0 if run.taken else times[0]
         ends = sign * np.array([start, *(taken.t1 for taken in run.taken)])
-        return cls(times, grad_ys, rows, keys, ends, spec.f.shape)
+        return cls(times, grad_ys, rows, keys, ends, spec.f.shape, order)
+
+    def as_made(self) -> tuple[np.ndarray, Tensor, Tensor | None]:
+        """Times, gradients and rows in the order in which the states were collected, and then asked for."""
+        if self.order is None:
+            return self.times, self.grads, self.rows
+        back = np.argsort(self.order)
+        index = torch.as_tensor(back, device=self.grads.device)
+        return self.times[back], self.grads[index], None if self.rows is None else self.rows[index]
 
     def range_in_step(self, n: int) -> tuple[int, int]:
         """The range of the observations in step ``n``, past its start and up to its end."""

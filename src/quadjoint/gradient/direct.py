@@ -100,12 +100,14 @@ class _Once(Gradient):
     name = "direct"
 
     def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
-        ys = memory.ys
-        if len(cotangents.grads) > len(ys):  # states were asked for later
+        times, grads, rows = cotangents.as_made()
+        outs, n = [memory.ys], len(memory.ys)
+        if len(grads) > n:  # states were asked for later
             with torch.enable_grad():
-                ys = DenseOutput(run.steps).many(cotangents.times.tolist())
+                outs.append(DenseOutput(run.steps).at(times[n:].tolist(), None if rows is None else rows[n:]))
         inputs = (memory.start, *task.params)
-        a, *found = torch.autograd.grad(ys, inputs, cotangents.grads, retain_graph=True, allow_unused=True)
+        seeds = grads.split([len(out) for out in outs])
+        a, *found = torch.autograd.grad(outs, inputs, seeds, retain_graph=True, allow_unused=True)
         return Gradients(a, found)
 
 
@@ -127,6 +129,7 @@ class _Recorded:
 
     def run(self) -> Integration:
         with torch.enable_grad():
-            run = self.spec.begin(self.start).run()
+            running = self.spec.begin(self.start)
+            run, self.observer = running.run(), running.observer
         self.ys = run.ys
         return replace(run, ys=run.ys.detach())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quadjoint.autograd import private
 from quadjoint.autograd.captured import Snapshot
-from quadjoint.autograd.leaves import Frontier, separate, upstream
+from quadjoint.autograd.leaves import Frontier, are_referenced, separate, upstream
 from quadjoint.autograd.recorded import Recording, record_and_count
 from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.protocols import Time
@@ -51,11 +51,14 @@ class First:
 
         frontier = Frontier([*learnable, *(given or ())])
         recording, count = evaluate()
-        strangers = [weakref.ref(x) for x in frontier.strangers(recording.out, (recording.y,))]
-        if strangers:
+        strangers = frontier.strangers(recording.out, (recording.y,))
+        if are_referenced(strangers):
+            frontier = Frontier([*frontier.tensors, *strangers])
+        else:
             # Leaves that f made itself, as a copy of y to differentiate in, die with the graph and are no parameters.
-            del recording
-            frontier = Frontier([*frontier.tensors, *(x for ref in strangers if (x := ref()) is not None)])
+            weak = [weakref.ref(x) for x in strangers]
+            del recording, strangers
+            frontier = Frontier([*frontier.tensors, *(x for ref in weak if (x := ref()) is not None)])
             recording, count = evaluate()
         params, met = _parameters(spec.f.f, recording, frontier, given)
         return cls(t, nudge, recording, params, met, count)

@@ -13,7 +13,8 @@ from quadjoint.autograd.captured import Snapshot
 from quadjoint.autograd.gates import Gates
 from quadjoint.autograd.leaves import Frontier
 from quadjoint.solver.dynamics import Dynamics, stack_call
-from quadjoint.solver.methods.runge_kutta import RungeKutta, take_stages
+from quadjoint.solver.methods.explicit_stages import take_stages
+from quadjoint.solver.methods.runge_kutta import RungeKutta
 from quadjoint.solver.methods.tableaus import TABLEAUS
 from quadjoint.solver.stats import Stats
 
@@ -55,7 +56,7 @@ class Flow:
         length = end - begin
         dt = length.reshape(*begin.shape, *(1,) * (y.ndim - begin.ndim)).to(y.dtype.to_real())
         f = lambda t, y, nudge=0: self(t, y)  # noqa: E731
-        return take_stages(_STEP, f, (begin, end), y, self(begin, y), dt=dt, length=length)[2]
+        return take_stages(_STEP, f, (begin, end), y, self(begin, y), dt=dt, length=length).y1
 
 
 class _Shift(torch.autograd.Function):

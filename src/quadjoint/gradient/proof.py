@@ -34,7 +34,8 @@ class Proof:
 
     def conclude(self) -> None:
         """Refuse the gradient of another function."""
-        if self.worst is not None and not float(self.worst) <= 1.0:
+        worst, self.worst = self.worst, None
+        if worst is not None and not float(worst) <= 1.0:
             raise ValueError(
                 "f gives other values in the backward pass than in the forward pass, so the gradient would be that of "
                 "another function. Something that it uses has changed since: a tensor that was changed in place, a "

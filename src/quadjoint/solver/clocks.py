@@ -114,6 +114,6 @@ Clocks = LinearMap | PiecewiseMap
 
 def _piecewise(s: Tensor, pieces: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     k = s.detach().floor().clamp(0, len(pieces) - 1).long()
-    first, rate, low, high = pieces[k].unbind(0)
+    first, rate, low, high = pieces[k.reshape(1)].squeeze(0).unbind(0)  # by a vector, of which the host reads nothing
     t = torch.clamp(first + (s - k) * rate, low, high)
     return t.to(dtype).reshape(shape), rate.to(dtype).reshape(shape)

@@ -11,7 +11,7 @@ from torch import Tensor
 from quadjoint.errors import NonFiniteStateError, StepSizeUnderflowError
 from quadjoint.solver.controllers import CONTROLLERS
 from quadjoint.solver.protocols import Clock, Controller, Step, VectorField
-from quadjoint.solver.state import Norm, error_ratio, rms_norm
+from quadjoint.solver.state import Norm, is_finite, relative_error, rms_norm, sizes
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class StepSettings:
         with torch.no_grad():
             error = step.error
             assert error is not None
-            return float(error_ratio(error, step.y0, step.y1, rtol=self.rtol, atol=self.atol, norm=self.norm))
+            return sizes(self.norm, relative_error(error, step.y0, step.y1, rtol=self.rtol, atol=self.atol))[0]
 
 
 class AdaptiveControl:
@@ -77,20 +77,15 @@ class AdaptiveControl:
     def _search(self, f: VectorField, t0: float, y0: Tensor, f0: Tensor, t_end: float) -> float:
         """Hairer, Norsett and Wanner, section II.4: from the sizes of y, f and a difference of f."""
         s = self.settings
-        scale = y0.abs() * s.rtol + s.atol
-        d0, d1 = float(s.norm(y0 / scale)), float(s.norm(f0 / scale))
-        if not math.isfinite(d1) and bool(torch.isfinite(f0).all()) and bool((scale == 0).any()):
-            raise ValueError(
-                "atol + rtol * |y0| is zero for some entries of y0, so that no error would be small enough there. Give "
-                "atol > 0."
-            )
-        if not math.isfinite(d1):
-            raise NonFiniteStateError(f"f(t, y0) is not finite at the initial time t = {t0:.6g}. Check y0 and f.")
+        scale = y0.abs().mul_(s.rtol).add_(s.atol)
+        d0, d1 = sizes(s.norm, y0 / scale, f0 / scale)
+        if not (math.isfinite(d0) and math.isfinite(d1)):
+            _refuse_start(t0, y0, f0, scale)
         h0 = 1e-6 if d0 < 1e-5 or d1 < 1e-5 else 0.01 * d0 / d1
         h0 = min(h0, abs(t_end - t0))
         dt = math.copysign(h0, t_end - t0)
         f1 = f(t0 + dt, torch.add(y0, f0, alpha=dt))
-        d2 = float(s.norm((f1 - f0) / scale)) / h0
+        d2 = sizes(s.norm, (f1 - f0) / scale)[0] / h0
         if not math.isfinite(d2):
             return h0
         h1 = max(1e-6, h0 * 1e-3) if d1 <= 1e-15 and d2 <= 1e-15 else (0.01 / max(d1, d2)) ** (1.0 / self.order)
@@ -150,12 +145,22 @@ class AdaptiveControl:
 
     def _check_start(self, step: Step, h: float) -> None:
         """A step from a state whose derivative is not finite cannot be mended by shortening it."""
-        start_bad = step.slope is not None and not bool(torch.isfinite(step.slope).all())
-        if start_bad or not bool(torch.isfinite(step.y0).all()) or h < 1e-13 * max(1.0, abs(step.t0)):
+        start_bad = step.slope is not None and not is_finite(step.slope)
+        if start_bad or not is_finite(step.y0) or h < 1e-13 * max(1.0, abs(step.t0)):
             raise NonFiniteStateError(
                 f"The dynamics are not finite at t = {step.t0:.9g} (step size {h:.3g}). "
                 "Look for a division by zero, a log or root of a negative number, or a solution that blows up there."
             )
+
+
+def _refuse_start(t0: float, y0: Tensor, f0: Tensor, scale: Tensor) -> None:
+    """Say why the sizes of y0 and f(t0, y0) in units of the tolerance are not finite."""
+    if is_finite(y0) and is_finite(f0) and bool((scale == 0).any()):
+        raise ValueError(
+            "atol + rtol * |y0| is zero for some entries of y0, so that no error would be small enough there. Give "
+            "atol > 0."
+        )
+    raise NonFiniteStateError(f"f(t, y0) is not finite at the initial time t = {t0:.6g}. Check y0 and f.")
 
 
 class GridControl:

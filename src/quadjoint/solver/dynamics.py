@@ -6,10 +6,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quadjoint.autograd import private
+from quadjoint.autograd.captured import autocast_dtype
 from quadjoint.autograd.leaves import leaves
 from quadjoint.errors import warn_once
 from quadjoint.solver.protocols import Time
@@ -78,6 +80,16 @@ class Dynamics:
         if nudge:
             t = t + (torch.nextafter(t.detach(), t.detach() + nudge) - t.detach())
         return t
+
+    def time_vector(self, times: Sequence[float]) -> Tensor:
+        """Several times in one tensor, on the device."""
+        narrow = self.clock_dtype != torch.float64
+        numbers = torch.from_numpy(np.array(times, dtype=np.float32 if narrow else np.float64))
+        return numbers.to(self.device, self.clock_dtype)
+
+    def as_tensors(self, times: Sequence[float]) -> Sequence[Tensor]:
+        """Several times as the tensors that ``f`` receives, brought to the device at once."""
+        return self.time_vector(times).unbind()
 
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:
         self.evaluations += 1
@@ -158,7 +170,7 @@ class Dynamics:
         for i, (part, derivative) in enumerate(zip(parts, out, strict=True)):
             if not isinstance(derivative, Tensor):
                 raise TypeError(f"f returned {type(derivative).__name__} for {layout.path(i)}, which is a tensor.")
-            if derivative.dtype != part.dtype and not torch.is_autocast_enabled(part.device.type):
+            if derivative.dtype != part.dtype and autocast_dtype(part.device.type) is None:
                 raise TypeError(f"f returned dtype {derivative.dtype} for {layout.path(i)}, which has {part.dtype}.")
             if derivative.shape != part.shape:
                 raise ValueError(
@@ -175,7 +187,7 @@ class Dynamics:
             raise ValueError(f"f returned shape {tuple(out.shape)}, but the state has shape {tuple(y.shape)}.")
         if out.device != y.device:
             raise ValueError(f"f returned a tensor on {out.device}, but the state is on {y.device}.")
-        if torch.is_autocast_enabled(y.device.type) and out.is_floating_point():
+        if autocast_dtype(y.device.type) is not None and out.is_floating_point():
             return out.to(y.dtype)
         raise TypeError(
             f"f returned dtype {out.dtype}, but the state has {y.dtype}. Cast y0 or the function so that both agree."

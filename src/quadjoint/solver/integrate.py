@@ -153,7 +153,7 @@ class Integrator:
             self.hooks.accepted(step)
         self.stiffness.accept(step)
         self.t, self.y, self.carry = step.t1, step.y1, step.carry
-        _forget(step)
+        forget(step)
         self.fresh = self.t in self.discontinuities
         if self.t in self.jumps:
             self.y = self.jumps[self.t](self.y)
@@ -204,12 +204,12 @@ def retrace(
         out.steps.append(step)
         observer.collect(step)
         y, carry = step.y1, None if step.t1 in discontinuities else step.carry
-        _forget(step)
+        forget(step)
     out.ys = observer.take()
     return out
 
 
-def _forget(step: Step) -> None:
+def forget(step: Step) -> None:
     """Steps may be kept; what an implicit one knows for the next need not be."""
     forget = getattr(step, "forget", None)
     if forget is not None:

@@ -24,7 +24,11 @@ Nudge = tuple[int, int]  # units in the last place by which the times of evaluat
 
 
 class VectorField(Protocol):
-    """What a stepper evaluates: dy/dt at a time and a state, ``nudge`` units in the last place beside the time."""
+    """What a stepper evaluates: dy/dt at a time and a state, ``nudge`` units in the last place beside the time.
+
+    If it, or the ``dynamics`` that it stands for, has a method ``as_tensors``, that brings several times to the device
+    at once.
+    """
 
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor: ...
 
@@ -83,6 +87,10 @@ class Step(Protocol):
 
 class SampleStep(Step, Protocol):
     """A step in which every sample has a length of its own: its ``clock`` has the ends, and t1 = t0 + 1."""
+
+    @property
+    def lost(self) -> Tensor | None:
+        """Samples whose implicit stages were not found, shape (B,); None if all were."""
 
     def scatter_at(self, rows: Tensor, theta: Tensor) -> Tensor:
         """As ``scatter``, at fractions ``theta`` of the samples' own steps."""

@@ -64,6 +64,11 @@ class Solver:
         return self.stepper.order
 
     @property
+    def judges_start(self) -> bool:
+        """Whether the solve itself fails if the initial state is not finite; nobody has to look at it before."""
+        return not self.stepper.free and (self.grid is not None or self.settings.first_step is None)
+
+    @property
     def eager(self) -> Stepper:
         """The stepper for other dynamics than the forward solve's, which may be compiled."""
         return self.stepper.eager
@@ -171,7 +176,7 @@ class Spec:
         if not isinstance(run, SampleIntegration):
             return self
         like = torch.empty((), dtype=self.f.dtype, device=self.f.device).expand(self.f.shape)
-        return replace(self, f=self.f.remapped(like, PiecewiseMap(run.table, like)))
+        return replace(self, f=self.f.remapped(like, PiecewiseMap(run.table.T, like)))
 
     def retrace(self, y0: Tensor, run: Integration, *, points: Tensor | None, observed: Tensor | None) -> Integration:
         """The same steps again, recorded by autograd; ``points`` and ``observed`` are times to differentiate in."""

@@ -116,20 +116,30 @@ class Layout:
 
 def is_finite(y: Tensor) -> bool:
     """Whether all entries are finite; those that ``torch.func.vmap`` hides are taken to be."""
+    if y.numel() == 0:
+        return True
     try:
-        return bool(torch.isfinite(y).all())
+        # The largest modulus is NaN if any is; of complex numbers it may overflow.
+        return math.isfinite(float(max_norm(y.detach()))) or (y.is_complex() and bool(torch.isfinite(y).all()))
     except RuntimeError:
         if not private.inside_transform():
             raise
         return True
 
 
-def error_ratio(
-    error: Tensor, y0: Tensor, y1: Tensor, *, rtol: float | Tensor, atol: float | Tensor, norm: Norm
-) -> Tensor:
-    """Size of an error in units of atol + rtol * max(abs(y0), abs(y1)), in each entry."""
-    scale = torch.maximum(y0.abs(), y1.abs()).mul_(rtol).add_(atol)
-    return norm(error / scale)
+def sizes(norm: Norm, *parts: Tensor) -> list[float]:
+    """Norms as numbers, by one look of the host."""
+    found = [torch.linalg.vector_norm(x) if norm is rms_norm else norm(x) for x in parts]
+    factor = 1.0 / math.sqrt(max(parts[0].numel(), 1)) if norm is rms_norm else 1.0
+    if len(found) == 1 or private.inside_transform() or not all(isinstance(x, Tensor) for x in found):
+        return [factor * float(x) for x in found]
+    values: list[float] = torch.stack([x.reshape(()) for x in found]).tolist()
+    return [factor * value for value in values]
+
+
+def relative_error(error: Tensor, y0: Tensor, y1: Tensor, *, rtol: float | Tensor, atol: float | Tensor) -> Tensor:
+    """An error in units of atol + rtol * max(abs(y0), abs(y1)), in each entry."""
+    return error / torch.maximum(y0.abs(), y1.abs()).mul_(rtol).add_(atol)
 
 
 def rms_norm(y: Tensor) -> Tensor:

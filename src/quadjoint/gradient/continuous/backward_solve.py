@@ -82,12 +82,13 @@ def _common_clock(
     # Column k of a row is an observation of the sample, or a discontinuity, at which nothing is observed.
     which = torch.as_tensor(order - kinks.shape[1], device=y.device).T  # shape: (n, B)
     seen, rows = which >= 0, torch.arange(len(s), device=y.device)
+    complete = (order >= kinks.shape[1]).all(axis=0)  # on the host
     shape = (-1, *(1,) * (y.ndim - 1))
     grads, ys = observer.arrange(cotangents.grads), observer.arrange(run.ys)
     jumps: Jumps = {}
     for k, (index, here) in enumerate(zip(which.clamp(min=0), seen, strict=True)):
         mask = here.reshape(shape)
-        jumps[float(k)] = (grads[index, rows] * mask, ys[index, rows], None if bool(here.all()) else mask)
+        jumps[float(k)] = (grads[index, rows] * mask, ys[index, rows], None if complete[k] else mask)
     return replace(task, spec=replace(task.spec, f=f)), jumps, positions
 
 
@@ -98,6 +99,7 @@ class _BackwardSolve:
         self, how: ContinuousAdjoint, task: Task, run: Integration, jumps: Jumps, positions: np.ndarray | None
     ) -> None:
         self.how, self.task, self.accepted_steps, self.jumps = how, task, len(run.taken), jumps
+        self.as_tensors = task.f.as_tensors
         self.positions = positions  # of times per sample, on the clock of the forward solve
         self.products = Products(task)
         self.event = run.event_time is not None
@@ -131,10 +133,10 @@ class _BackwardSolve:
         stats.vjp_params += 1
         found: Any = [None] * len(inputs)
         if out.requires_grad:
-            found = torch.autograd.grad(out, inputs, a, retain_graph=True, allow_unused=True)
+            found = torch.autograd.grad(out, inputs, -a, retain_graph=True, allow_unused=True)
         # Real parameters of a complex state, or of another precision, are carried in the dtype of the state.
         rates = [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
-        return self.layout.pack((out.detach(), *(-self._carried(g).to(a.dtype) for g in rates)))
+        return self.layout.pack((out.detach(), *(self._carried(g).to(a.dtype) for g in rates)))
 
     def own_jacobian(self, t: Time, y: Tensor, nudge: int) -> AugmentedJacobian:
         """For implicit methods."""

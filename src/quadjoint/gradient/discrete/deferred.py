@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from quadjoint.autograd import private
+from quadjoint.autograd.captured import autocast_dtype
 from quadjoint.autograd.recorded import Recording
 from quadjoint.gradient.products import CHUNK_ROWS, LEAST_BYTES, Products
 from quadjoint.solver.rows import Rows
@@ -99,7 +100,7 @@ def _plain(x: Tensor) -> bool:
     """Whether nothing else steps in: autocast, a transform of torch.func, hooks on saved tensors (a checkpoint)."""
     return (
         torch.is_grad_enabled()
-        and not torch.is_autocast_enabled(x.device.type)
+        and autocast_dtype(x.device.type) is None
         and not private.inside_transform()
         and not private.saved_tensors_are_watched()
     )

@@ -55,7 +55,7 @@ class ImplicitSweep:
                 record = replace(record, stages=self.transposer.total)
                 record.inputs = replay(self.task, record, record.begin()).inputs
             if not self.splits:
-                self.splits = list(splits(record.begin()))
+                self.splits = list(splits(record.begin(), batch=record.clock is not None))
             if pending and not self._belongs(record, pending):
                 self._together(pending)
                 pending = []
@@ -91,11 +91,17 @@ class ImplicitSweep:
         first, last = self.cotangents.range_in_step(record.index)
         out = self.a.new_zeros(record.stages + 1, len(self.a))
         if last > first:
-            h = record.t1 - record.t0
-            s = np.clip((self.cotangents.times[first:last] - record.t0) / h, 0.0, 1.0)
-            dense = self.tableau.dense_weights(s)[:, : record.stages] * h
+            s = np.clip((self.cotangents.times[first:last] - record.t0) / (record.t1 - record.t0), 0.0, 1.0)
+            dense = self.tableau.dense_weights(s)[:, : record.stages]
             self.cotangents.spread(first, last, np.hstack([dense, np.ones((last - first, 1))]), out)
+            out[:-1] *= self._lengths(record)
         return out
+
+    def _lengths(self, record: StepRecord) -> Tensor:
+        """The length of the step, or those of the samples' own for every number of the state: (1,) or (numbers,)."""
+        if record.lengths is None:
+            return self.a.new_full((1,), record.t1 - record.t0, dtype=self.a.dtype.to_real())
+        return record.lengths.to(self.a.dtype.to_real()).expand(self.task.f.shape).reshape(-1)
 
     # Many steps at once -----------------------------------------------------------------------------------------------
 
@@ -104,7 +110,7 @@ class ImplicitSweep:
         steps, n = len(records), records[0].stages
         first = int(records[0].shared)
         own = range(first, n)
-        times = [float(self.transposer.stage_time(record, i)) for record in records for i in own]
+        times = self._times(records, own)
         ys = torch.stack([record.stage_inputs()[i] for record in records for i in own]).requires_grad_()
         out = self.products.record_stack(times, ys)
         rows, d = samples.rows, samples.d
@@ -114,8 +120,11 @@ class ImplicitSweep:
         points = (steps, len(own), rows, d)
         jacobian = jacobian.reshape(*points, d)
         observed = torch.stack([samples.rows_of(x.view(samples.shape)) for r in records for x in self._observed(r)])
-        lengths = torch.tensor([r.t1 - r.t0 for r in records], dtype=jacobian.dtype, device=jacobian.device)
-        maps = StepMaps(self.tableau, lengths.reshape(-1, 1, 1, 1), jacobian, observed.reshape(steps, n + 1, rows, d))
+        lengths = torch.stack([self._lengths(r) for r in records]).to(jacobian)
+        if lengths.shape[1] > 1:
+            lengths = lengths.reshape(steps, rows, -1)[..., :1]  # the same for all numbers of a sample
+        lengths = lengths.reshape(steps, -1, 1, 1)
+        maps = StepMaps(self.tableau, lengths, jacobian, observed.reshape(steps, n + 1, rows, d))
         a, carried = (
             torch.zeros_like(observed[0]) if x is None else samples.rows_of(x.view(samples.shape))
             for x in (self.a, self.carried)
@@ -129,6 +138,12 @@ class ImplicitSweep:
         self.a = samples.state_of(a).reshape(-1)
         self.carried = samples.state_of(carried).reshape(-1) if first else None
         return True
+
+    def _times(self, records: list[StepRecord], stages: range) -> Sequence[float] | Tensor:
+        """When the stages were evaluated; for samples with steps of their own as a tensor, (times, B, 1, ...)."""
+        times = [self.transposer.stage_time(record, i) for record in records for i in stages]
+        tensors = [t for t in times if isinstance(t, Tensor)]
+        return torch.stack(tensors) if tensors else [float(t) for t in times]
 
     def _joint(self, out: Tensor, ys: Tensor, lam: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:
         """mu, and the parameters' gradient."""
@@ -144,13 +159,14 @@ class ImplicitSweep:
     # One step ---------------------------------------------------------------------------------------------------------
 
     def _single(self, record: StepRecord) -> None:
-        n, h = record.stages, record.t1 - record.t0
+        n, h = record.stages, self._lengths(record)
         lam = self._observed(record)
         b = np.append(self.tableau.b, np.zeros(self.tableau.extra_stages))[:n]
-        lam[:n].addr_(torch.as_tensor(b * h).to(lam), self.a)
+        lam[:n].addr_(torch.as_tensor(b).to(lam), self.a * h)
         lam[n].add_(self.a)
-        if self.carried is not None:
-            lam[self.tableau.stages - 1].add_(self.carried)
+        if self.carried is not None:  # of samples at rest the adjoint of their first stage
+            lam[self.tableau.stages - 1].add_(torch.where(h != 0.0, self.carried, 0.0))
+            lam[0].add_(torch.where(h != 0.0, 0.0, self.carried))
         blocks = [(x.first, x.last, x.matrix) for x in self.method.blocks]
         blocks += [(i, i + 1, None) for i in range(self.tableau.stages, n)]
         for first, last, matrix in reversed(blocks):
@@ -159,7 +175,7 @@ class ImplicitSweep:
             self._transpose(record, lam, range(first, last), matrix, h)
         self.a, self.carried = lam[n], lam[0] if record.shared else None
 
-    def _transpose(self, record: StepRecord, lam: Tensor, stages: range, matrix: StageMatrix | None, h: float) -> None:
+    def _transpose(self, record: StepRecord, lam: Tensor, stages: range, matrix: StageMatrix | None, h: Tensor) -> None:
         """The stages of one block: their lambdas, what these add to earlier ones and to a0, and the parameters'."""
         inputs, shape = record.stage_inputs(), self.task.f.shape
         recordings = [self.products.record(self.transposer.stage_time(record, i), inputs[i]) for i in stages]
@@ -167,13 +183,15 @@ class ImplicitSweep:
             samples = next((x for x in self.splits if x.d <= SAMPLE), self.splits[-1])
             ys, fs = [x.y for x in recordings], [x.out for x in recordings]
             given = torch.stack([samples.rows_of(lam[i].view(shape)) for i in stages], dim=1)
-            g = torch.matmul(matrix.constant("inverse", given).mT, given) / h
-            x = StageSystem(samples, matrix, h, ys, fs).solve_transposed(g)
-            found = torch.matmul(matrix.constant("a", x).mT, x) * h
+            g = torch.matmul(matrix.constant("inverse", given).mT, given)
+            length = record.t1 - record.t0 if record.lengths is None else samples.spread(record.lengths)
+            x = StageSystem(samples, matrix, length, ys, fs).solve_transposed(g)
+            found = torch.matmul(matrix.constant("a", x).mT, x)
             for k, i in enumerate(stages):
                 lam[i] = samples.state_of(found[:, k]).reshape(-1)
         a = self.tableau.all_stages
         for i, recording in zip(stages, recordings, strict=True):
             mu = self.products.transpose(recording.out, recording.y, lam[i].view(shape)).reshape(-1)
-            weights = np.append(np.where(np.arange(record.stages) < stages[0], a[i, : record.stages] * h, 0.0), 1.0)
-            lam.addr_(torch.as_tensor(weights).to(lam), mu)
+            weights = np.where(np.arange(record.stages) < stages[0], a[i, : record.stages], 0.0)
+            lam[:-1].addr_(torch.as_tensor(weights).to(lam), mu * h)
+            lam[-1].add_(mu)

@@ -27,7 +27,8 @@ class StepMaps:
         """Of stages ``first`` to N - 1: ``jacobian`` of shape (P, N - first, B, d, d).
 
         ``observed`` of shape (P, N + 1, B, d) has what the gradients inside add to every lambda, and at last to a0;
-        ``lengths``, (P, 1, 1, 1), are the step sizes.
+        ``lengths``, (P, 1, 1, 1) or (P, B, 1, 1) if every sample has its own, are the step sizes. Samples with a
+        length of zero rest: c1 is then the adjoint of their first stage.
         """
         p, own, b, d, _ = jacobian.shape
         n = observed.shape[1] - 1
@@ -36,10 +37,12 @@ class StepMaps:
         self.coupled = tableau.all_stages[:n, :n] != 0.0
         self.a = torch.as_tensor(np.array(tableau.all_stages[:n, :n])).to(jacobian)
         eye = torch.eye(d, 2 * d + 1, dtype=jacobian.dtype, device=jacobian.device)  # columns: a1, c1, one
-        right = eye * (lengths[..., None] * torch.as_tensor(weights).to(jacobian).reshape(1, n, 1, 1, 1))
+        right = eye * (lengths[:, None] * torch.as_tensor(weights).to(jacobian).reshape(1, n, 1, 1, 1))
         right = right.expand(p, n, b, d, 2 * d + 1).clone()
         right[..., -1] += observed[:, :n]
-        right[:, tableau.stages - 1] += eye.roll(d, dims=1)
+        moved = lengths != 0.0
+        right[:, tableau.stages - 1] += eye.roll(d, dims=1) * moved
+        right[:, 0] += eye.roll(d, dims=1) * ~moved
         last = tableau.stages
         blocks = [*tableau.blocks, *((i, i + 1) for i in range(last, n))]
         self.lam = right.clone()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from quadjoint.solver.independent.endings import Ending, Status, failure, no_fai
 from quadjoint.solver.independent.sample_control import SampleControl, Verdict
 from quadjoint.solver.independent.sample_events import SampleEvents
 from quadjoint.solver.independent.sample_observer import Glance, StepObserver
-from quadjoint.solver.integrate import Hooks, Integration, Taken
+from quadjoint.solver.integrate import Hooks, Integration, Taken, forget
 from quadjoint.solver.protocols import Clock, SampleStep, Step, Stepper, VectorField
 
 
@@ -62,7 +62,7 @@ class _Counts:
 
     accepted: int
     ended: int
-    bad: int
+    bad: int  # not finite, or without stages
     stuck: int
     events: int
     inner: int
@@ -86,7 +86,7 @@ class SampleIntegrator:
         self.f, self.stepper, self.control, self.observer = f, stepper, control, observer
         self.watch, self.hooks, self.keep = watch, hooks or Hooks(), keep
         self.samples, self.y, self.y0 = control.samples, y0, y0
-        self.carry: Tensor | None = None
+        self.carry: Any = None
         self.out = SampleIntegration(y0, ends=[control.time], glances=observer.glances)
         self.codes = no_failures(len(self.samples), y0.device)
         self.rejections = torch.zeros_like(self.codes)
@@ -158,7 +158,8 @@ class SampleIntegrator:
 
     def _read(self, verdict: Verdict, t0: Tensor, t1: Tensor) -> _Counts:
         """The one look of the host at an attempt."""
-        rows = [verdict.accepted, verdict.ended, verdict.bad, verdict.stuck]
+        unusable = verdict.bad if verdict.lost is None else verdict.bad | verdict.lost
+        rows = [verdict.accepted, verdict.ended, unusable, verdict.stuck]
         if self.watch is not None:
             rows.append(self.watch.found)
         counts = torch.stack(rows).sum(1)
@@ -204,6 +205,7 @@ class SampleIntegrator:
         if self.hooks.accepted:
             self.hooks.accepted(step)
         self.y, self.carry = step.y1, step.carry
+        forget(step)
         if self.done == len(self.codes):
             self._finish()
 

@@ -16,6 +16,8 @@ from quadjoint.solver.control import StepSettings
 from quadjoint.solver.independent.samples import Samples
 from quadjoint.solver.protocols import SampleStep, VectorField
 
+LOST = 0.5  # factor of the step size of a sample whose implicit stages were not found
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -24,6 +26,7 @@ class Verdict:
     accepted: Tensor
     ended: Tensor  # at its last time; also samples that had ended before
     bad: Tensor  # the error is not finite
+    lost: Tensor | None  # implicit stages were not found
     stuck: Tensor  # the next step would be too short; also samples that had ended before
 
 
@@ -89,11 +92,15 @@ class SampleControl:
         """Which samples are accepted; the next step sizes of all."""
         dt, ratio = t1 - self.t, self._ratio(step)
         accepted = (ratio <= 1.0) | (dt <= self.settings.min_step)  # also steps of length zero
-        self.h = dt * self._factor(ratio, accepted, dt)
+        factor, lost = self._factor(ratio, accepted, dt), step.lost
+        if lost is not None:
+            lost = lost & (dt > 0.0)
+            accepted, factor = accepted & ~lost, torch.where(lost, max(LOST, self.settings.dfactor), factor)
+        self.h = dt * factor
         if self.remembers:
             self._remember(ratio, accepted, dt)
         stuck = torch.add(self.t, self.h, alpha=0.1) == self.t
-        return Verdict(accepted, accepted > self.beyond, ratio == math.inf, stuck)
+        return Verdict(accepted, accepted > self.beyond, ratio == math.inf, lost, stuck)
 
     def _ratio(self, step: SampleStep) -> Tensor:
         """The errors in units of the tolerance; infinite if they are not finite."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from quadjoint.autograd import private
 from quadjoint.errors import nearest
 from quadjoint.solver.clocks import wide
+from quadjoint.solver.controllers import PIDController
 from quadjoint.solver.independent.samples import DIRECTIONS, ON_FAILURE, Samples
 from quadjoint.solver.methods.catalogue import runge_kutta_of
 from quadjoint.solver.methods.implicit import ImplicitRungeKutta
@@ -49,7 +50,7 @@ def make_samples(
 def take_options(method: Method, options: dict[str, Any], *, events: bool) -> tuple[dict[str, Any], dict[str, str]]:
     """The options of the method, and those of the batch."""
     stepper = runge_kutta_of(method)
-    if stepper is None or not stepper.adaptive or isinstance(stepper, ImplicitRungeKutta):
+    if stepper is None or not stepper.adaptive:
         raise ValueError(
             "independent=True gives every sample steps of its own, which needs an adaptive Runge-Kutta method such as "
             f"'dopri5', 'tsit5', 'dopri8' or 'bosh3'; got method={method!r}."
@@ -63,6 +64,9 @@ def take_options(method: Method, options: dict[str, Any], *, events: bool) -> tu
     if options.get("step_size") is not None:
         raise ValueError("options['step_size'] fixes the steps; with independent=True every sample chooses its own.")
     rest, own = dict(options), {}
+    if not isinstance(stepper, ImplicitRungeKutta):
+        # Steps that become shorter in time are rejected less often, and here all wait for a sample that tries again.
+        rest.setdefault("controller", PIDController())
     for name, known in (("on_failure", ON_FAILURE), ("event_direction", DIRECTIONS)):
         if name in rest:
             own[name] = rest.pop(name)

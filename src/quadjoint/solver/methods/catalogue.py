@@ -205,7 +205,7 @@ def known_options(method: Method) -> set[str]:
 
 
 def _settings(method: Method, options: dict[str, Any], layout: Layout, *, rtol: Any, atol: Any) -> StepSettings:
-    if method != "scipy_solver":
+    if options and method != "scipy_solver":
         known = known_options(method)
         for name in options:
             if name not in known:

@@ -10,6 +10,7 @@ import itertools
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ from torch import Tensor
 from quadjoint.autograd import private
 from quadjoint.errors import SolveError, warn_once
 from quadjoint.solver.dynamics import Dynamics
-from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep, take_stages
+from quadjoint.solver.methods.explicit_stages import take_stages
+from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep
 from quadjoint.solver.methods.sums import weighted
 from quadjoint.solver.protocols import Clock, Nudge, VectorField
 from quadjoint.solver.remembered import remembered
 from quadjoint.solver.spec import Spec
-from quadjoint.solver.state import error_ratio, rms_norm
+from quadjoint.solver.state import relative_error, rms_norm
 
 _numbers = itertools.count()
 # On small networks the Python wrapper of a graph costs more than its kernels, hence the C++ one.
@@ -35,7 +37,8 @@ def inductor(graph: Any, inputs: Any) -> Any:
     return private.compile_with_inductor(graph, inputs, SETTINGS)
 
 
-COMPILE: dict[str, Any] = {"backend": inductor, "dynamic": False}
+# Sizes are constants of the first graph of a function, and inputs of the next if they have changed until then.
+COMPILE: dict[str, Any] = {"backend": inductor}
 
 
 class CompiledStep(RungeKuttaStep):
@@ -58,10 +61,17 @@ class CompiledRungeKutta(RungeKutta):
     keeps_inputs = False
 
     def __init__(
-        self, eager: RungeKutta, run: Callable[..., Any], inputs: tuple[Tensor, ...], dynamics: Dynamics
+        self,
+        eager: RungeKutta,
+        run: Callable[..., Any],
+        inputs: tuple[Tensor, ...],
+        *,
+        dynamics: Dynamics,
+        give_up: Callable[[], None],
     ) -> None:
-        super().__init__(eager.tableau, None if eager.smooth is eager else eager.smooth)
-        self._eager, self.run, self.inputs, self.dynamics = eager, run, inputs, dynamics
+        vars(self).update(vars(eager))  # the same method
+        self._smooth = None if eager.smooth is eager else eager.smooth
+        self._eager, self.run, self.inputs, self.dynamics, self.give_up = eager, run, inputs, dynamics, give_up
         self.broken, self.calls = False, 0
 
     @property
@@ -94,13 +104,8 @@ class CompiledRungeKutta(RungeKutta):
             raise
         except Exception as error:
             self.broken = True
-            name = type(self.dynamics.f).__name__
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            warn_once(
-                f"compile {name}",
-                f"The dynamics {name} could not be compiled ({type(error).__name__}: {reason}); "
-                "the solve goes on without compilation.",
-            )
+            self.give_up()
+            _warn(self.dynamics, error)
             return self.eager.step(f, t0, t1, y, carry=carry, nudge=nudge, clock=clock)
         self.dynamics.evaluations += self.stages - 1
         ks = list(stages.unbind(0))
@@ -123,15 +128,31 @@ class CompiledRungeKutta(RungeKutta):
 
     def call(self, t0: float, t1: float, y: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Run the graph: end of the step, stacked stages, error in units of the tolerance."""
-        times = torch.tensor([t0, t1, t1 - t0], dtype=self.dynamics.time_dtype, device=y.device)
+        times = self.dynamics.time_vector([t0, t1, t1 - t0])
         self.calls += 1
         if self.calls <= 2:
             # These may be traced: the first, and the second, whose state is the result of another operation. The
             # tracer gives warnings about itself, which must not become errors.
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), private.tracing():
                 warnings.simplefilter("ignore")
                 return self.run(times, y, k, *self.inputs)
         return self.run(times, y, k, *self.inputs)
+
+
+def _warn(f: Dynamics, error: Exception) -> None:
+    """Say why steps are no longer compiled, and what that costs."""
+    name = type(f.f).__name__
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    what = f"could not be compiled ({type(error).__name__}: {reason})"
+    if private.is_recompile_limit(error):
+        what = (
+            "have been compiled so often that torch gives up: something that they depend on, such as a number that is "
+            "an attribute of an object, is another one in every solve (keep it in a tensor)"
+        )
+    warn_once(
+        f"compile {name}",
+        f"The dynamics {name} {what}; the solve goes on without compilation, as fast as with compile=False.",
+    )
 
 
 def with_compiled_steps(spec: Spec) -> Spec:
@@ -155,8 +176,11 @@ def with_compiled_steps(spec: Spec) -> Spec:
     kept = remembered(f.f)
     if key not in kept:
         kept[key] = torch.compile(_step_function(evaluate, stepper, with_ratio), **COMPILE)
+    if kept[key] is None:  # given up
+        return spec
     scales = [torch.as_tensor(x, dtype=f.time_dtype, device=f.device) for x in (settings.rtol, settings.atol)]
-    compiled = CompiledRungeKutta(stepper, kept[key], (*scales, *tensors), f)
+    inputs, give_up = (*scales, *tensors), partial(kept.update, {key: None})
+    compiled = CompiledRungeKutta(stepper, kept[key], inputs, dynamics=f, give_up=give_up)
     return replace(spec, solver=replace(spec.solver, stepper=compiled))
 
 
@@ -190,11 +214,11 @@ def _step_function(evaluate: Callable[..., Tensor], method: RungeKutta, with_rat
             return evaluate(t, y, *extra)
 
         t0, t1, dt = times.unbind()
-        ks, _, y1 = take_stages(method, f, (t0, t1), y, k, dt=dt, length=dt)
+        ks, _, y1, _ = take_stages(method, f, (t0, t1), y, k, dt=dt, length=dt)
         ratio = None
         if with_ratio and method.error_weights is not None:
             error = weighted([k.detach() for k in ks], method.error_weights, dt)
-            ratio = error_ratio(error, y.detach(), y1.detach(), rtol=rtol, atol=atol, norm=rms_norm)
+            ratio = rms_norm(relative_error(error, y.detach(), y1.detach(), rtol=rtol, atol=atol))
         return y1, torch.stack(ks), ratio
 
     # torch.compile counts recompilations per code object; each function gets one of its own.

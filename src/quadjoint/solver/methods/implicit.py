@@ -13,7 +13,8 @@ from torch import Tensor
 from quadjoint.solver.methods.newton import NewtonSettings
 from quadjoint.solver.methods.recorded_stages import StageSystem, correct
 from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep
-from quadjoint.solver.methods.stage_solve import Block, Memory, Solved, StageSolver, blocks_of, slopes_of
+from quadjoint.solver.methods.sample_stages import SampleSolved, SampleStageSolver, remaining
+from quadjoint.solver.methods.stage_solve import Block, Memory, Solved, StageSolver, blocks_of
 from quadjoint.solver.methods.stages import StageMatrix
 from quadjoint.solver.methods.sums import Weights, combine, nonzero, stage_time, weighted
 from quadjoint.solver.methods.tableau import ButcherTableau
@@ -31,9 +32,12 @@ def _defect(tableau: ButcherTableau) -> tuple[Weights, Weights] | None:
 
 
 class ImplicitStep(RungeKuttaStep):
-    """A step whose stages solve equations; ``failed`` if no solution was found."""
+    """A step whose stages solve equations; ``failed`` if no solution was found.
 
-    __slots__ = ("exact_start", "failed", "iterations", "memory", "next_memory", "ratio")
+    In steps of the samples' own, ``lost`` are those samples for which none was found.
+    """
+
+    __slots__ = ("exact_start", "failed", "iterations", "lost", "memory", "next_memory", "ratio")
     method: ImplicitRungeKutta
 
     def __init__(
@@ -43,9 +47,11 @@ class ImplicitStep(RungeKuttaStep):
         next_memory: Memory | None,
         iterations: int,
         failed: bool,
+        lost: Tensor | None = None,
         **named: Any,
     ) -> None:
         super().__init__(*args, **named)
+        self.lost = lost
         self.memory: Memory | None = memory
         self.next_memory, self.iterations, self.failed = next_memory, iterations, failed
         self.exact_start = memory.exact and self.method.starts_explicit
@@ -55,7 +61,11 @@ class ImplicitStep(RungeKuttaStep):
     def carry(self) -> Memory | None:
         if self.nudge[1] or self.next_memory is None:
             return None
-        return replace(self.next_memory, slope=self.ks[self.method.tableau.stages - 1])
+        slope = self.ks[self.method.tableau.stages - 1]
+        if self.lengths is None:
+            return replace(self.next_memory, slope=slope)
+        assert self.memory is not None
+        return remaining(self.next_memory, self.memory, slope, self.lengths != 0.0)
 
     @property
     def retry(self) -> Memory | None:
@@ -96,7 +106,8 @@ class ImplicitStep(RungeKuttaStep):
                 return found
             u = combine(self.y0.detach(), self.ks, method.defect[0], dt)
             slope = weighted(self.ks, method.defect[1], 1.0)
-            time = stage_time(INSIDE, (self.t0, self.t1), self.t1 - self.t0)
+            ends: tuple[Time, Time] = self.clock or (self.t0, self.t1)
+            time = stage_time(INSIDE, ends, ends[1] - ends[0])
             inside = filtered((slope - self.f(time, u)) * (dt * (0.5 * float(method.filter.a[0, 0]))))
             return (found.abs().square() + inside.abs().square()).sqrt()
 
@@ -152,12 +163,13 @@ class ImplicitRungeKutta(RungeKutta):
         slope = memory.slope
         with torch.no_grad():
             begin, stop = (x.detach() if isinstance(x, Tensor) else x for x in (start, end))
-            solver = StageSolver(self.tableau, self.blocks, self.newton, f, y.detach(), begin, stop, nudge)
+            kind = SampleStageSolver if isinstance(begin, Tensor) and begin.ndim else StageSolver
+            solver = kind(self.tableau, self.blocks, self.newton, f, y.detach(), begin, stop, nudge)
             solved = solver.solve(replace(memory, slope=None if slope is None else slope.detach()))
         failed = solved.failure is not None
-        dt: Time = end - start
+        clocked = replace(solver, y=y, start=start, end=end)
         if torch.is_grad_enabled() and not failed:
-            self._record(solver, solved, y, slope, start=start, end=end)
+            self._record(clocked, solved, slope)
         y1 = y if failed else solved.inputs[-1] if self.tableau.stiffly_accurate else None
         return ImplicitStep(
             self,
@@ -165,10 +177,10 @@ class ImplicitRungeKutta(RungeKutta):
             t0=t0,
             t1=t1,
             y0=y,
-            y1=combine(y, solved.ks, self.weights, dt) if y1 is None else y1,
+            y1=combine(y, solved.ks, self.weights, clocked.dt) if y1 is None else y1,
             ks=solved.ks,
             inputs=solved.inputs,
-            dt=dt,
+            dt=clocked.dt,
             nudge=nudge,
             clock=clock,
             first_shared=self.starts_explicit and not memory.exact,
@@ -176,26 +188,23 @@ class ImplicitRungeKutta(RungeKutta):
             next_memory=None if failed else solver.handed_on(solved),
             iterations=solved.iterations,
             failed=failed,
+            lost=solved.lost if isinstance(solved, SampleSolved) else None,
         )
 
-    def _record(
-        self, solver: StageSolver, solved: Solved, y: Tensor, slope: Tensor | None, *, start: Time, end: Time
-    ) -> None:
+    def _record(self, at: StageSolver, solved: Solved, slope: Tensor | None) -> None:
         """Put in place of the stages the same ones, such that autograd can differentiate them."""
         found, solved.ks, solved.inputs = solved.ks, [], []
-        dt: Time = end - start
-        clocked = replace(solver, y=y, start=start, end=end)
         for block in self.blocks:
             if block.matrix is not None:
-                self._record_block(clocked, solved, block, block.matrix)
+                self._record_block(at, solved, block, block.matrix)
                 continue
             i = block.first
-            state = combine(y, solved.ks, block.before[0], dt)
+            state = combine(at.y, solved.ks, block.before[0], at.dt)
             solved.inputs.append(state)
             if i == 0 and slope is not None:
                 solved.ks.append(slope)
             else:
-                solved.ks.append(solver.f(clocked.time(i), state, clocked.nudge_at(i)))
+                solved.ks.append(at.f(at.time(i), state, at.nudge_at(i)))
         assert len(found) == len(solved.ks)
 
     def _record_block(self, at: StageSolver, solved: Solved, block: Block, matrix: StageMatrix) -> None:
@@ -219,6 +228,6 @@ class ImplicitRungeKutta(RungeKutta):
         z = z + correct(system, image)
         for _ in range(self.corrections - 1):
             z = z + correct(system, evaluate(z)[2] - z)
-        slopes = slopes_of(matrix, z, h)
+        slopes = at.slopes(matrix, z, h)
         solved.ks += [samples.state_of(slopes[:, i]) for i in range(matrix.q)]
         solved.inputs += [base + samples.state_of(z[:, i]) for i, base in enumerate(bases)]

@@ -68,12 +68,16 @@ class Samples:
         return full.reshape(self.rows, 1, self.d)
 
 
-def splits(y: Tensor) -> Iterator[Samples]:
-    """How the state may fall apart into samples, the smallest first; at last not at all."""
+def splits(y: Tensor, *, batch: bool = False) -> Iterator[Samples]:
+    """How the state may fall apart into samples, the smallest first; at last not at all.
+
+    Of a ``batch``, whose first dimension counts samples that are known to be apart, none is larger than those.
+    """
     parts = 2 if y.is_complex() else 1
     n = y.numel() * parts
+    largest = n // max(1, len(y)) if batch else n
     sizes = [] if y.ndim < 2 or not n else [y.shape[-1] * parts, n // y.shape[0]]
-    for d in dict.fromkeys([*(d for d in sizes if d < n), n]):
+    for d in dict.fromkeys([*(d for d in sizes if d < largest), largest]):
         yield Samples.of(y, d)
 
 
@@ -217,7 +221,7 @@ class JacobianSource:
     given: Callable[..., Tensor] | None = None
     solver: str | LinearSolver = "auto"
 
-    def first(self, f: VectorField, t: Time, y: Tensor, nudge: int) -> tuple[Samples, Jacobian]:
+    def first(self, f: VectorField, t: Time, y: Tensor, nudge: int, *, batch: bool = False) -> tuple[Samples, Jacobian]:
         """A Jacobian, and what the samples are, for the other Jacobians of this solve."""
         whole = Samples.of(y)
         own = getattr(f, "own_jacobian", None)
@@ -228,7 +232,7 @@ class JacobianSource:
         recording = linearize(f, t, y, nudge)
         if callable(self.solver) or self.solver == "krylov":
             return whole, ProductJacobian(recording, self.solver if callable(self.solver) else None)
-        for samples in [whole] if self.solver == "dense" else list(splits(y)):
+        for samples in [whole] if self.solver == "dense" else list(splits(y, batch=batch)):
             if self.solver == "auto" and samples.d > (WHOLE if samples.rows == 1 else SAMPLE):
                 continue
             found, coupling = row_jacobians(row_products(recording, samples), samples, y)

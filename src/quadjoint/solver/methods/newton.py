@@ -68,13 +68,16 @@ class Yardstick:
             self.unit = unit.add_(self.size, alpha=self.rounding)
 
     def __call__(self, dz: Tensor, z: Tensor) -> float:
+        return float(self.rows(dz, z).amax())
+
+    def rows(self, dz: Tensor, z: Tensor) -> Tensor:
+        """As a call, of every row by itself."""
         if self.tight:
             size = torch.maximum(self.size, z.abs())
             # Components that are much smaller than others of the sample are not found to their last bit.
             size = size.add_(size.amax(dim=(1, 2), keepdim=True), alpha=1e-3).add_(torch.finfo(z.dtype).tiny)
-            return float((dz.abs() / size).amax()) / self.rounding
-        scaled = torch.linalg.vector_norm(dz / self.unit, dim=(1, 2))
-        return float(scaled.amax()) / math.sqrt(dz.shape[1] * dz.shape[2])
+            return (dz.abs() / size).amax(dim=(1, 2)) / self.rounding
+        return torch.linalg.vector_norm(dz / self.unit, dim=(1, 2)) / math.sqrt(dz.shape[1] * dz.shape[2])
 
 
 @dataclass

@@ -14,35 +14,10 @@ import torch
 from torch import Tensor
 
 from quadjoint.solver.interpolation import Polynomial, powers
+from quadjoint.solver.methods.explicit_stages import sum_columns, sums_pay, take_stages
 from quadjoint.solver.methods.sums import combine, nonzero, stage_nudge, stage_time, weighted
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
-
-
-def take_stages(
-    method: RungeKutta,
-    f: VectorField,
-    ends: tuple[Time, Time],
-    y: Tensor,
-    k: Tensor,
-    *,
-    dt: Time,
-    length: Time,
-    nudge: Nudge = (0, 0),
-    times: Sequence[Time] | None = None,
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """The stages of a step whose first one is ``k``, their inputs, and the end of the step.
-
-    ``length`` is that of the step in time; ``dt`` is the same, shaped to broadcast against states. ``times`` are those
-    of the stages, if they are known already.
-    """
-    ks, inputs = [k], [y]
-    for i in range(1, method.stages):
-        c = method.nodes[i]
-        inputs.append(combine(y, ks, method.rows[i], dt))
-        t = stage_time(c, ends, length) if times is None else times[i]
-        ks.append(f(t, inputs[i], stage_nudge(c, nudge)))
-    return ks, inputs, inputs[-1] if method.fsal else combine(y, ks, method.weights, dt)
 
 
 class RungeKuttaStep:
@@ -51,6 +26,7 @@ class RungeKuttaStep:
     __slots__ = (
         "clock",
         "dt",
+        "error_sum",
         "f",
         "first_shared",
         "following",
@@ -67,6 +43,7 @@ class RungeKuttaStep:
     )
 
     ratio: Tensor | float | None = None
+    lost: Tensor | None = None  # samples for which the step has failed
     exact_start = True  # the first stage is f(t0, y0), to rounding
 
     def __init__(
@@ -84,12 +61,14 @@ class RungeKuttaStep:
         nudge: Nudge,
         clock: Clock | None,
         first_shared: bool,
+        error_sum: Tensor | None = None,
     ) -> None:
         self.method, self.f, self.t0, self.t1 = method, f, t0, t1
         self.y0, self.y1, self.ks, self.inputs = y0, y1, ks, inputs
         self.dt, self.nudge, self.clock = dt, nudge, clock
         self.first_shared = first_shared  # k_0 is the last stage of the step before
         self.following: Tensor | None = None  # f(t1, y1), if another than the step itself evaluated it
+        self.error_sum = error_sum  # the error in units of the step's length, until it is asked for
         self.onward: Tensor | None = None  # the first stage of the next step, if samples at rest have another one
         self.grad = torch.is_grad_enabled()
 
@@ -97,9 +76,14 @@ class RungeKuttaStep:
     def error(self) -> Tensor | None:
         if self.method.error_weights is None:
             return None
+        known, self.error_sum = self.error_sum, None  # steps may be kept, this need not be
         with torch.no_grad():
-            out = weighted(self.ks, self.method.error_weights, self.t1 - self.t0)
-            return out if self.lengths is None else out.mul_(self.lengths)
+            scale = self.t1 - self.t0 if self.lengths is None else self.lengths
+            if known is not None:
+                return known * scale
+            if self.lengths is None:
+                return weighted(self.ks, self.method.error_weights, scale)
+            return weighted(self.ks, self.method.error_weights, 1.0).mul_(scale)
 
     @property
     def lengths(self) -> Tensor | None:
@@ -262,11 +246,23 @@ class RungeKutta(Stepper):
         self.fsal = tableau.fsal
         self.stages = s
         self.evaluations = s - 1 if self.fsal else s
+        self.pays_to_sum = sums_pay(self)
+        self._columns: dict[Any, list[Tensor]] = {}
         self._constants: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     @property
     def name(self) -> str:
         return self.tableau.name
+
+    def columns(self, y: Tensor) -> list[Tensor]:
+        """The columns of ``sum_columns``, made once for all states alike."""
+        key = y.dtype, y.device, y.ndim
+        if key not in self._columns:
+            made = sum_columns(self, y)
+            if type(made[0]) is not Tensor:  # of a mode that only pretends to compute
+                return made
+            self._columns[key] = made
+        return self._columns[key]
 
     @property
     def estimate_order(self) -> int:
@@ -297,20 +293,21 @@ class RungeKutta(Stepper):
         if isinstance(length, Tensor) and length.ndim:
             dt, times = self._own_times(*ends, y)
         k = f(ends[0] if times is None else times[0], y, nudge[0]) if carry is None else carry
-        ks, inputs, y1 = take_stages(self, f, ends, y, k, dt=dt, length=length, nudge=nudge, times=times)
+        taken = take_stages(self, f, ends, y, k, dt=dt, length=length, nudge=nudge, times=times)
         return RungeKuttaStep(
             self,
             f,
             t0=t0,
             t1=t1,
             y0=y,
-            y1=y1,
-            ks=ks,
-            inputs=inputs,
+            y1=taken.y1,
+            ks=taken.ks,
+            inputs=taken.inputs,
             dt=dt,
             nudge=nudge,
             clock=clock,
             first_shared=carry is not None,
+            error_sum=taken.error_sum,
         )
 
     def _own_times(self, start: Any, end: Any, y: Tensor) -> tuple[Tensor, Sequence[Tensor]]:

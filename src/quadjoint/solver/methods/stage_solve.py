@@ -7,25 +7,24 @@ iteration has left by h |df/dy|.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quadjoint.errors import SolveError
+from quadjoint.solver.methods.extrapolation import extrapolation
 from quadjoint.solver.methods.jacobian import Jacobian, Samples
 from quadjoint.solver.methods.newton import Found, NewtonSettings, Yardstick, iterate
 from quadjoint.solver.methods.stages import Factors, StageMatrix
-from quadjoint.solver.methods.sums import combine, nonzero, stage_nudge, stage_time
+from quadjoint.solver.methods.sums import Weights, combine, nonzero, stage_nudge, stage_time
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Nudge, Time, VectorField
 
 KEPT = 1e-3  # contraction up to which a Jacobian is kept for the next step
-FURTHEST = 5.0  # ratio of step sizes up to which the step before is extrapolated to begin with
-
-Weights = list[tuple[int, float]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +34,7 @@ class Block:
     first: int
     last: int
     matrix: StageMatrix | None
-    before: list[Weights]  # of the stages of earlier blocks, for each stage
+    before: Sequence[Weights]  # of the stages of earlier blocks, for each stage
     guess: Weights  # of earlier stages, in a prediction of z / h of the first stage of this block
 
     @property
@@ -88,7 +87,7 @@ class Memory:
     jacobian: Jacobian | None = None
     fresh: bool = False  # the Jacobian is that at the start of the step
     factors: tuple[Time, dict[int, Factors]] | None = None  # a step size, and factors by the matrix of the stages
-    eta: float = 1.0
+    eta: float | Tensor = 1.0  # of the samples, if each takes a step of its own
     previous: tuple[Time, Tensor] | None = None  # step size and z of the step before, where its stages are one block
 
 
@@ -117,6 +116,7 @@ class StageSolver:
     start: Time
     end: Time
     nudge: Nudge
+    batch: ClassVar[bool] = False  # whether every sample of a batch is solved for by itself
 
     @property
     def dt(self) -> Time:
@@ -136,8 +136,7 @@ class StageSolver:
         rate = solved.contraction
         keep = not self.settings.tight and (solved.iterations <= 2 or rate <= KEPT)
         eta = rate / (1.0 - rate) if rate < 1.0 else 1.0
-        last = self.blocks[-1]
-        whole = last.apart and last.last - last.first > 1
+        whole = self._whole(solved)
         return replace(
             solved.memory,
             exact=False,
@@ -145,7 +144,7 @@ class StageSolver:
             jacobian=solved.memory.jacobian if keep else None,
             factors=solved.memory.factors if keep else None,
             eta=min(1.0, max(eta, 1e-16) ** 0.8),
-            previous=(self.dt, solved.zs[last.first]) if whole else None,
+            previous=None if whole is None else (self.dt, whole),
         )
 
     def _with_jacobian(self, memory: Memory) -> Memory:
@@ -153,7 +152,7 @@ class StageSolver:
             return memory
         source, t, y, nudge = self.settings.jacobians, self.start, self.y, self.nudge[0]
         if memory.samples is None:
-            samples, jacobian = source.first(self.f, t, y, nudge)
+            samples, jacobian = source.first(self.f, t, y, nudge, batch=self.batch)
         else:
             samples, jacobian = memory.samples, source.again(self.f, t, y, nudge, memory.samples)
         return replace(memory, samples=samples, jacobian=jacobian, fresh=True, factors=None)
@@ -161,7 +160,13 @@ class StageSolver:
     def _all(self, memory: Memory) -> Solved:
         assert memory.samples is not None
         solved = Solved(memory, [], [], {})
-        measure = Yardstick(self.settings, memory.samples, self.y)
+        self._fill(solved)
+        return solved
+
+    def _fill(self, solved: Solved) -> None:
+        """Find all stages, or as many as can be found."""
+        assert solved.memory.samples is not None
+        measure = Yardstick(self.settings, solved.memory.samples, self.y)
         for block in self.blocks:
             if block.matrix is not None:
                 self._implicit(block, block.matrix, solved, measure)
@@ -173,7 +178,6 @@ class StageSolver:
             known = i == 0 and solved.memory.slope is not None
             solved.inputs.append(y)
             solved.ks.append(solved.memory.slope if known else self.f(self.time(i), y, self.nudge_at(i)))  # type: ignore[arg-type]
-        return solved
 
     def _implicit(self, block: Block, matrix: StageMatrix, solved: Solved, measure: Yardstick) -> None:
         samples, q = solved.memory.samples, matrix.q
@@ -196,6 +200,26 @@ class StageSolver:
             y = samples.state_of(rows[-1] + z[:, -1])
             return self.settings.jacobians.again(self.f, times[-1][0], y, times[-1][1], samples).factorize(matrix, h)
 
+        z = self._find(block, matrix, solved, evaluate=evaluate, refresh=refresh, measure=measure, h=h)
+        if z is None:
+            return
+        solved.zs[block.first] = z
+        slopes = self.slopes(matrix, z, h)
+        solved.ks += [samples.state_of(slopes[:, i]) for i in range(q)]
+        solved.inputs += [samples.state_of(row + z[:, i]) for i, row in enumerate(rows)]
+
+    def _find(
+        self,
+        block: Block,
+        matrix: StageMatrix,
+        solved: Solved,
+        *,
+        evaluate: Callable[[Tensor], Tensor],
+        refresh: Callable[[Tensor], Factors],
+        measure: Yardstick,
+        h: Any,
+    ) -> Tensor | None:
+        """z of a block, or a failure."""
         found = iterate(
             evaluate,
             self._start(block, matrix, solved, h),
@@ -204,28 +228,35 @@ class StageSolver:
             factors=self._factors(solved, matrix, h),
             measure=measure,
             max_iters=self.settings.max_iters,
-            eta=solved.memory.eta,
+            eta=float(solved.memory.eta),
             refresh=refresh if self.settings.tight else None,
         )
         solved.iterations = max(solved.iterations, found.iterations)
         solved.contraction = max(solved.contraction, found.contraction)
         if not found.converged:
             solved.failure = found
-            return
-        z = solved.zs[block.first] = found.z
-        slopes = slopes_of(matrix, z, h)
-        solved.ks += [samples.state_of(slopes[:, i]) for i in range(q)]
-        solved.inputs += [samples.state_of(row + z[:, i]) for i, row in enumerate(rows)]
+            return None
+        return found.z
+
+    def slopes(self, matrix: StageMatrix, z: Tensor, h: Any) -> Tensor:
+        """k = A^-1 z / h, shape (rows, q, d)."""
+        if matrix.q == 1:
+            return z / (h * float(matrix.a[0, 0]))
+        return torch.matmul(matrix.constant("inverse", z), z) / h
 
     def _start(self, block: Block, matrix: StageMatrix, solved: Solved, h: Any) -> Tensor:
         """Where the iteration begins: the polynomial of the step before, or slopes that are known already."""
+        previous = solved.memory.previous
+        if previous is not None and matrix.q > 1 and block.apart:
+            weights = extrapolation(self.tableau.c[block.first : block.last], self.dt, previous[0])
+            if weights is not None:
+                z = previous[1]
+                return torch.matmul(torch.as_tensor(weights, dtype=z.dtype, device=z.device), z)
+        return self._from_slopes(block, matrix, solved, h)
+
+    def _from_slopes(self, block: Block, matrix: StageMatrix, solved: Solved, h: Any) -> Tensor:
         samples, memory = solved.memory.samples, solved.memory
         assert samples is not None
-        if memory.previous is not None and matrix.q > 1 and block.apart:
-            weights = extrapolation(self.tableau.c[block.first : block.last], self.dt, memory.previous[0])
-            if weights is not None:
-                z = memory.previous[1]
-                return torch.matmul(torch.as_tensor(weights, dtype=z.dtype, device=z.device), z)
         if matrix.q == 1 and block.guess:
             return samples.rows_of(combine(torch.zeros_like(self.y), solved.ks, block.guess, self.dt))[:, None]
         if memory.slope is None:
@@ -233,6 +264,11 @@ class StageSolver:
             return rows.new_zeros(samples.rows, matrix.q, samples.d)
         slopes = samples.rows_of(memory.slope)[:, None].expand(samples.rows, matrix.q, samples.d)
         return torch.matmul(matrix.constant("a", slopes), slopes * h)
+
+    def _whole(self, solved: Solved) -> Tensor | None:
+        """z of all stages, if they are one block."""
+        last = self.blocks[-1]
+        return solved.zs[last.first] if last.apart and last.last - last.first > 1 else None
 
     def _factors(self, solved: Solved, matrix: StageMatrix, h: Any) -> Factors:
         """Factors for this step size; of an earlier stage or step, if they are the same."""
@@ -261,30 +297,3 @@ class StageSolver:
             "shorter steps (options['step_size']), allow more iterations (options['max_iters']), give the Jacobian "
             "(options['jacobian']), or use an adaptive method such as 'radauIIA5' or 'kvaerno5'."
         )
-
-
-def slopes_of(matrix: StageMatrix, z: Tensor, h: Any) -> Tensor:
-    """k = A^-1 z / h, shape (rows, q, d)."""
-    if matrix.q == 1:
-        return z / (h * float(matrix.a[0, 0]))
-    return torch.matmul(matrix.constant("inverse", z), z) / h
-
-
-def extrapolation(c: np.ndarray, dt: Time, before: Time) -> Any:
-    """Weights of z_j of the step before in a prediction of z_i: its polynomial through 0 and all z_j, moved on."""
-    ratio = dt / before
-    if not isinstance(ratio, Tensor):
-        if not 0.0 < ratio <= FURTHEST:
-            return None
-        return _moved(c, 1.0 + c * ratio) - _moved(c, np.ones(1))
-    ratio = ratio.reshape(-1, 1).double()  # one for every sample
-    weights = torch.as_tensor(_moved(c, np.ones(1))).to(ratio)
-    theta = 1.0 + torch.tensor(c).to(ratio) * ratio
-    powers = torch.stack([theta**k for k in range(1, len(c) + 1)], dim=-1)
-    return powers @ torch.as_tensor(np.linalg.inv(np.power.outer(c, np.arange(1, len(c) + 1)))).to(ratio) - weights
-
-
-def _moved(c: np.ndarray, theta: np.ndarray) -> np.ndarray:
-    """Lagrange polynomials on 0 and ``c``, but the first, at ``theta``: shape (len(theta), len(c))."""
-    powers = np.arange(1, len(c) + 1)
-    return np.asarray(np.power.outer(theta, powers) @ np.linalg.inv(np.power.outer(c, powers)))

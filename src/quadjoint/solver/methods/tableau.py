@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ class ButcherTableau:
         """Number of further stages that the continuous extension needs."""
         return len(self.c_extra)
 
-    @property
+    @cached_property
     def fsal(self) -> bool:
         """Whether the last stage is f(t1, y1), and so the first stage of the next step."""
         return self.stages > 1 and self.stiffly_accurate and not self.a[0].any()
@@ -121,7 +122,7 @@ class ButcherTableau:
         """The power of h with which the error estimate falls; that of the step's own error if there is none."""
         return 1 + (self.order if self.error_order is None else min(self.order, self.error_order))
 
-    @property
+    @cached_property
     def first_extra_is_next(self) -> bool:
         """Whether the first extra stage is f(t1, y1), and so the first stage of the next step."""
         if self.extra_stages == 0 or self.c_extra[0] != 1.0:

@@ -1,0 +1,55 @@
+"""How often the host waits for numbers in the backward pass of gq, and on which problems it is counted."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import quadjoint as qj
+
+sys.path.append(str(Path(__file__).parents[2]))
+from benchmarks.counting import Counting
+
+
+def backward_reads(gradient: qj.Gradient, end: float) -> tuple[int, qj.Solution]:
+    torch.manual_seed(0)
+    f, y0 = qj.nn.TimeMLP(3, width=16), torch.randn(5, 3)
+    sol = qj.solve(f, y0, torch.linspace(0, end, 9, dtype=torch.float64), gradient=gradient, rtol=1e-4, atol=1e-4)
+    assert isinstance(sol.ys, Tensor)
+    loss = sol.ys.square().sum()
+    with Counting() as counts:
+        loss.backward()
+    return counts.totals()["reads"], sol
+
+
+def test_small_systems_are_judged_once() -> None:
+    """However many steps there are: the gradient of the loss, the function, the solution of all systems."""
+    found = [backward_reads(qj.GaussLegendre(solve="dense"), end) for end in (1.0, 20.0)]
+    assert [reads for reads, _ in found] == [3, 3]
+    assert found[0][1].stats.accepted_steps < found[1][1].stats.accepted_steps
+
+
+def test_iterations_have_one_stopping_test_each() -> None:
+    """A product with all nodes of a step comes before every test; two reads are for the whole pass."""
+    reads, sol = backward_reads(qj.GaussLegendre(solve="iterate"), 4.0)
+    stats = sol.stats
+    nodes = stats.quadrature_nodes // stats.accepted_steps
+    assert reads <= 2 + stats.vjp_state // nodes
+
+
+@pytest.mark.parametrize("gradient", ["direct", "discrete"])
+@pytest.mark.parametrize("independent", [False, True])
+def test_exact_transposes_read_nothing(gradient: str, independent: bool) -> None:
+    torch.manual_seed(0)
+    f, y0 = qj.nn.TimeMLP(3, width=16), torch.randn(5, 3)
+    t = torch.linspace(0, 2, 9, dtype=torch.float64)
+    ys = qj.odeint(f, y0, t, gradient=gradient, rtol=1e-4, atol=1e-4, independent=independent)
+    assert isinstance(ys, Tensor)
+    loss = ys.square().sum()
+    with Counting() as counts:
+        loss.backward()
+    assert not counts.reads

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class SampleStageSolver(StageSolver):
 
     batch = True
 
-    @property
+    @cached_property
     def dt(self) -> Time:
         assert isinstance(self.start, Tensor) and isinstance(self.end, Tensor)
         return (self.end - self.start).to(self.y.dtype.to_real())

@@ -199,7 +199,8 @@ def test_a_step_is_factorised_once(monkeypatch: pytest.MonkeyPatch, independent:
     original = jacobian.factorize
     monkeypatch.setattr(jacobian, "factorize", lambda *args: calls.append(args[0]) or original(*args))
     y0 = torch.tensor([[1.0, 0.5], [0.2, 2.0]], dtype=DTYPE)
+    settings: dict[str, Any] = {"method": "kvaerno5", "rtol": 1e-6, "independent": independent}
     with torch.no_grad():
-        stats = qj.solve(reaction, y0, T, method="kvaerno5", rtol=1e-6, independent=independent).stats
+        stats = qj.solve(lambda t, y: reaction(t.new_zeros(()), y), y0, T, **settings).stats
     steps = torch.as_tensor(stats.accepted_steps) + torch.as_tensor(stats.rejected_steps)
     assert 0 < len(calls) <= int(steps.max()) + 2

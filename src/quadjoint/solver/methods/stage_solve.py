@@ -121,7 +121,9 @@ class StageSolver:
 
     @cached_property
     def dt(self) -> Time:
-        return self.end - self.start
+        """In the precision of the state, so that a state of one number keeps its own."""
+        length = self.end - self.start
+        return length.to(self.y.dtype.to_real()) if isinstance(length, Tensor) else length
 
     def solve(self, memory: Memory) -> Solved:
         """All stages; if they could not be found with a Jacobian from before, with the one at the start of the step."""
@@ -283,7 +285,7 @@ class StageSolver:
         return known[1][id(matrix)]
 
     def time(self, i: int) -> Time:
-        return stage_time(float(self.tableau.c[i]), (self.start, self.end), self.dt)
+        return stage_time(float(self.tableau.c[i]), (self.start, self.end), self.end - self.start)
 
     def nudge_at(self, i: int) -> int:
         return stage_nudge(float(self.tableau.c[i]), self.nudge)

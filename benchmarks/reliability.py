@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import quadjoint as qj  # noqa: E402
+from benchmarks.reliability_processes import processes  # noqa: E402
 from reliability.faults import FAULTS, GRADIENTS, Fault, attempt, difference, method_of  # noqa: E402
 from reliability.file_faults import FILE_FAULTS  # noqa: E402
 from reliability.files import FileFault, workplace  # noqa: E402
@@ -274,6 +275,7 @@ def main() -> None:
         "Dynamics": dynamics,
         "Files": file_section,
         "Input": bad_input,
+        "Processes": processes,
         "Memory": lambda: memory(args.solves, args.many),
         "Steps": lambda: load(many_steps_of_a_larger_state, "Ten thousand steps (midpoint or leapfrog), 500 doubles."),
         "Observations": lambda: load(many_observations, "Many times at which a state of two doubles is observed."),

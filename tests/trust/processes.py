@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,13 @@ def attempt(model: nn.Module, rank: int) -> Found:
     model.zero_grad()
     try:
         model(batch()[rank::2]).square().mean().backward()
-        return {name.removeprefix("module."): whole(p.grad) for name, p in model.named_parameters()}
+        return gradients(model)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
+
+
+def gradients(model: nn.Module) -> Found:
+    return {name.removeprefix("module."): whole(p.grad) for name, p in model.named_parameters()}
 
 
 def whole(gradient: Any) -> Tensor | None:
@@ -89,6 +94,35 @@ def sharded(gradient: Any, rank: int, *, dynamics: bool) -> list[Found]:
     return [attempt(model, rank) for _ in range(2)]
 
 
+def accumulated(gradient: Any, rank: int, *, shards: bool) -> list[Found]:
+    """The gradient in two parts, of which the processes exchange only the sum."""
+    model: Any = Model(gradient)
+    if shards:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    else:
+        model = DistributedDataParallel(model)
+
+    def attempt_parts() -> Found:
+        model.zero_grad()
+        first, second = batch()[rank::2].split(1)
+        try:
+            if shards:
+                model.set_requires_gradient_sync(False)
+            with nullcontext() if shards else model.no_sync():
+                (model(first).square().mean() / 2).backward()
+            if shards:
+                model.set_requires_gradient_sync(True)
+            (model(second).square().mean() / 2).backward()
+            return gradients(model)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    return [attempt_parts() for _ in range(2)]
+
+
 def everything(rank: int) -> dict[str, dict[str, list[Found]]]:
     """What every wrapper gives with every gradient."""
     wrappers: dict[str, Callable[..., list[Found]]] = {
@@ -97,11 +131,10 @@ def everything(rank: int) -> dict[str, dict[str, list[Found]]]:
         "unused, static graph": lambda g: replicated(g, rank, unused=True, static=True),
         "sharded": lambda g: sharded(g, rank, dynamics=False),
         "dynamics sharded": lambda g: sharded(g, rank, dynamics=True),
+        "accumulated": lambda g: accumulated(g, rank, shards=False),
+        "accumulated shards": lambda g: accumulated(g, rank, shards=True),
     }
-    return {
-        name: {name_of(g): wrap(g) for g in (REPLICATED if name == "replicated" else GRADIENTS)}
-        for name, wrap in wrappers.items()
-    }
+    return {name: {name_of(g): wrap(g) for g in REPLICATED} for name, wrap in wrappers.items()}
 
 
 def _work(rank: int, folder: str) -> None:

@@ -48,7 +48,7 @@ def test_replicas_have_the_gradients_of_one_process(results: Any, gradient: Any)
 
 @pytest.mark.parametrize(
     ("kind", "gradient"),
-    cases(["unused", "unused, static graph"], GRADIENTS),
+    cases(["unused", "unused, static graph"], processes.REPLICATED),
 )
 def test_replicas_with_an_unused_parameter_in_every_iteration(results: Any, kind: str, gradient: Any) -> None:
     """Also without find_unused_parameters: the solve hands zeros to parameters that the dynamics do not use."""
@@ -57,17 +57,22 @@ def test_replicas_with_an_unused_parameter_in_every_iteration(results: Any, kind
             assert_right(found, gradient)
 
 
-@pytest.mark.parametrize("gradient", cases(GRADIENTS))
+@pytest.mark.parametrize(("kind", "gradient"), cases(["accumulated", "accumulated shards"], processes.REPLICATED))
+def test_gradients_are_accumulated_before_they_are_exchanged(results: Any, kind: str, gradient: Any) -> None:
+    """Under no_sync, or set_requires_gradient_sync(False) of shards, for the first half of a batch."""
+    for rank in results:
+        for found in rank[kind][name_of(gradient)]:
+            assert_right(found, gradient)
+
+
+@pytest.mark.parametrize("gradient", cases(processes.REPLICATED))
 def test_shards_of_the_whole_model_have_the_gradients_of_one_process(results: Any, gradient: Any) -> None:
     for rank in results:
         for found in rank["sharded"][name_of(gradient)]:
             assert_right(found, gradient)
 
 
-@pytest.mark.parametrize(
-    "gradient",
-    cases(GRADIENTS),
-)
+@pytest.mark.parametrize("gradient", cases(processes.REPLICATED))
 def test_shards_of_the_dynamics_are_right_or_refused_in_words(results: Any, gradient: Any) -> None:
     for rank in results:
         for found in rank["dynamics sharded"][name_of(gradient)]:

@@ -133,10 +133,10 @@ class _BackwardSolve:
         stats.vjp_params += 1
         found: Any = [None] * len(inputs)
         if out.requires_grad:
-            found = torch.autograd.grad(out, inputs, a, retain_graph=True, allow_unused=True)
+            found = torch.autograd.grad(out, inputs, -a, retain_graph=True, allow_unused=True)
         # Real parameters of a complex state, or of another precision, are carried in the dtype of the state.
         rates = [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
-        return self.layout.pack((out.detach(), *(-self._carried(g).to(a.dtype) for g in rates)))
+        return self.layout.pack((out.detach(), *(self._carried(g).to(a.dtype) for g in rates)))
 
     def own_jacobian(self, t: Time, y: Tensor, nudge: int) -> AugmentedJacobian:
         """For implicit methods."""

@@ -110,3 +110,23 @@ def test_an_aim_is_met_only_where_time_and_error_are(package: None, seconds: flo
     rows = {row.regime: row for row in aims(lines)}
     assert rows["sines, many observations"].verdict == verdict
     assert rows["crossing, width 3000"].verdict == "not measured"
+
+
+def test_operations_are_counted_for_ours_and_others(tmp_path: Path) -> None:
+    """And ours needs fewer operations, and far fewer reads of the host, than backpropagation through torchdiffeq."""
+    command = [sys.executable, "-m", "benchmarks.launches", "--only", "tiny", "--out", str(tmp_path)]
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=280, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = (tmp_path / "launches.jsonl").read_text().splitlines()
+    found = {record["method"]: record for record in map(json.loads, lines)}
+    assert not any("failure" in record for record in found.values())
+
+    def total(method: str, kind: str) -> int:
+        return int(found[method]["forward"][kind] + found[method]["backward"][kind])
+
+    for method in ("quadjoint:direct", "quadjoint:discrete", "quadjoint:gq"):
+        assert total(method, "kernels") < 0.6 * total("torchdiffeq:direct", "kernels")
+        assert total(method, "reads") < 0.2 * total("torchdiffeq:direct", "reads")

@@ -78,7 +78,7 @@ class Contender:
     record: dict[str, Any]
     first_seconds: float
     seconds: list[float] = field(default_factory=list)
-    cpu: float = 0.0
+    cpu: list[float] = field(default_factory=list)  # seconds of the processor, of every run that was timed in a turn
 
     @property
     def spent(self) -> float:
@@ -93,7 +93,7 @@ def in_turns(contenders: list[Contender], limits: Limits) -> None:
     gc.collect()
     for c in contenders:
         if c.first_seconds > 2 * limits.total and not c.record.get("compiled"):
-            c.seconds, c.cpu = [c.first_seconds], float("nan")
+            c.seconds, c.cpu = [c.first_seconds], []
     for turn in range(limits.turns):
         first = turn * len(contenders) // limits.turns  # nobody always comes after the same
         for c in contenders[first:] + contenders[:first]:
@@ -107,7 +107,8 @@ def in_turns(contenders: list[Contender], limits: Limits) -> None:
             "seconds_best": min(c.seconds),
             "seconds_median": statistics.median(c.seconds),
             "runs": len(c.seconds),
-            "cpu_per_second": None if c.cpu != c.cpu else c.cpu / c.spent,
+            "cpu_best": min(c.cpu, default=None),
+            "cpu_per_second": sum(c.cpu) / c.spent if c.cpu else None,
         }
 
 
@@ -115,7 +116,7 @@ def _time_once(c: Contender) -> None:
     cpu, start = time.process_time(), time.perf_counter()
     c.run()
     c.seconds.append(time.perf_counter() - start)
-    c.cpu += time.process_time() - cpu
+    c.cpu.append(time.process_time() - cpu)
 
 
 def peak_memory(runner: Runner, record: dict[str, Any], limits: Limits) -> int | None:

@@ -60,7 +60,10 @@ OPTIONS = {
     "max_step": ("unlimited", "no step is longer"),
     "step_t": ("()", "times at which a step must end"),
     "jump_t": ("()", "times at which f jumps, `(B, J)` for times per sample: a step ends there"),
-    "controller": ('"i"', '`"i"`, `"pi"`, or a `Controller` such as `PIDController`'),
+    "controller": (
+        '"i"',
+        '`"i"`, `"pi"`, or a `Controller` such as `PIDController()`, which is the default with `independent=True`',
+    ),
     "step_size": ("", "length of the steps of a fixed grid; without it, the grid is `t`"),
     "grid_constructor": ("", "`grid_constructor(f, y0, t)` returns the grid"),
     "interp": (
@@ -126,6 +129,28 @@ def _tableau(tableau: Any) -> Sequence[str]:
     return str(tableau.order), stages, adaptive, implicit, str(tableau.dense_order), source
 
 
+def implicit_table() -> str:
+    """The implicit Runge-Kutta methods and what is stable about them, computed from their tableaus."""
+    rows = []
+    for name, tableau in qj.TABLEAUS.items():
+        if tableau.explicit:
+            continue
+        kind = "fully implicit" if any(last - first > 1 for first, last in tableau.blocks) else "diagonally implicit"
+        order, stages, adaptive, _, dense, source = _tableau(tableau)
+        rows.append((f"`{name}`", order, stages, kind, _stability(tableau), adaptive, dense, source))
+    return _table(("method", "order", "stages", "kind", "stability", "adaptive", "dense order", "source"), rows)
+
+
+def _stability(tableau: Any) -> str:
+    """Whether |R(z)| <= 1 on the imaginary axis, without poles left of it, and whether R vanishes at infinity."""
+    points = np.concatenate([np.linspace(0.0, 20.0, 201), np.geomspace(20.0, 1e6, 50)])
+    eigenvalues = np.linalg.eigvals(tableau.a)
+    bounded = all(abs(tableau.stability(1j * y)) <= 1.0 + 1e-9 for y in points)
+    if not bounded or (eigenvalues.real < -1e-12).any():
+        return ""
+    return "L" if abs(tableau.stability(-1e8)) < 1e-5 else "A"
+
+
 def arguments_table() -> str:
     names = dict(inspect.signature(qj.odeint).parameters) | dict(inspect.signature(qj.solve).parameters)
     return _table(("argument", "default", "meaning"), [(f"`{name}`", *ARGUMENTS[name]) for name in names])
@@ -169,6 +194,7 @@ def stats_table() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "methods": methods_table,
+    "implicit": implicit_table,
     "arguments": arguments_table,
     "options": options_table,
     "stats": stats_table,

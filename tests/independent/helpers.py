@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import quadjoint as qj
+
 DTYPE = torch.float64
+ALONE: dict[str, Any] = {"controller": qj.PIDController()}  # of shared steps that are as those of a sample
 
 
 class Relaxing(nn.Module):

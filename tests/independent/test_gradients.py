@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import quadjoint as qj
-from independent.helpers import DTYPE, Relaxing, relaxing
+from independent.helpers import ALONE, DTYPE, Relaxing, relaxing
 from quadjoint.gradient.discrete import checkpoints
 
 NAN = float("nan")
@@ -44,6 +44,8 @@ def gradients(f: Relaxing, y0: Tensor, t: Tensor, weight: Tensor, **settings: An
 
 
 def one_by_one(f: Relaxing, y0: Tensor, t: Tensor, weight: Tensor, **settings: Any) -> list[Tensor]:
+    if not settings.get("independent"):
+        settings["options"] = ALONE
     found = [gradients(f.alone(b), y0[b : b + 1], t, weight[:, b : b + 1], **settings) for b in range(len(y0))]
     return [
         torch.cat([g[0] for g in found]),
@@ -112,7 +114,7 @@ def test_oscillators() -> None:
     def gradient(y0: Tensor, mu: Tensor, **settings: Any) -> tuple[Tensor, ...]:
         y, m = y0.clone().requires_grad_(), mu.clone().requires_grad_()
         f = lambda t, y: torch.cat([y[:, 1:], m * (1 - y[:, :1] ** 2) * y[:, 1:] - y[:, :1]], dim=1)  # noqa: E731
-        ys = qj.odeint(f, y, torch.tensor([0.0, 3.0]), gradient="discrete", **settings)
+        ys = qj.odeint(f, y, torch.tensor([0.0, 3.0]), gradient="discrete", options=ALONE, **settings)
         return torch.autograd.grad(ys[-1].sum(), (y, m))
 
     for dtype in (torch.float32, torch.float64):

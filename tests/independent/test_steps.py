@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import quadjoint as qj
-from independent.helpers import DTYPE, Counting, oscillators, relaxing
+from independent.helpers import ALONE, DTYPE, Counting, oscillators, relaxing
 
 TIGHT: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-8}
 METHODS = ["dopri5", "tsit5", "dopri8", "bosh3", "adaptive_heun", "fehlberg2"]
@@ -68,7 +68,7 @@ def test_times_per_sample_padding_and_directions() -> None:
         assert ys.shape == (4, 4, 2)
         for b, row in enumerate(rows):
             kept = row[~torch.isnan(row)]
-            one = qj.odeint(f.alone(b), y0[b : b + 1], kept, **TIGHT)
+            one = qj.odeint(f.alone(b), y0[b : b + 1], kept, options=ALONE, **TIGHT)
             torch.testing.assert_close(ys[: len(kept), b], one[:, 0], rtol=1e-12, atol=1e-12)
             assert torch.equal(ys[len(kept) :, b], ys[-1:, b].expand(4 - len(kept), 2))
 
@@ -93,7 +93,7 @@ def test_states_of_several_tensors() -> None:
         ys = qj.odeint(make(rates), y0, TIMES, independent=True, **TIGHT)
         for b in range(2):
             part = {"x": y0["x"][b : b + 1], "v": (y0["v"][0][b : b + 1],)}
-            one = qj.odeint(make(rates[b : b + 1]), part, TIMES, **TIGHT)
+            one = qj.odeint(make(rates[b : b + 1]), part, TIMES, options=ALONE, **TIGHT)
             torch.testing.assert_close(ys["x"][:, b : b + 1], one["x"], rtol=1e-10, atol=1e-12)
             torch.testing.assert_close(ys["v"][0][:, b : b + 1], one["v"][0], rtol=1e-10, atol=1e-12)
 
@@ -141,7 +141,7 @@ def test_options_of_the_steps() -> None:
                 f.alone(b),
                 y0[b : b + 1],
                 TIMES,
-                options={"norm": lambda y: y.abs().max(), "max_step": 0.05, "first_step": 0.01},
+                options={"norm": lambda y: y.abs().max(), "max_step": 0.05, "first_step": 0.01, **ALONE},
                 **TIGHT,
             )
             torch.testing.assert_close(sol.ys[:, b], one[:, 0], rtol=1e-12, atol=1e-12)

@@ -13,8 +13,10 @@ from torch import Tensor
 from quadjoint.autograd import private
 from quadjoint.errors import nearest
 from quadjoint.solver.clocks import wide
+from quadjoint.solver.controllers import PIDController
 from quadjoint.solver.independent.samples import DIRECTIONS, ON_FAILURE, Samples
 from quadjoint.solver.methods.catalogue import runge_kutta_of
+from quadjoint.solver.methods.implicit import ImplicitRungeKutta
 from quadjoint.solver.spec import Method
 from quadjoint.solver.state import Layout, Norm
 
@@ -62,6 +64,9 @@ def take_options(method: Method, options: dict[str, Any], *, events: bool) -> tu
     if options.get("step_size") is not None:
         raise ValueError("options['step_size'] fixes the steps; with independent=True every sample chooses its own.")
     rest, own = dict(options), {}
+    if not isinstance(stepper, ImplicitRungeKutta):
+        # Steps that become shorter in time are rejected less often, and here all wait for a sample that tries again.
+        rest.setdefault("controller", PIDController())
     for name, known in (("on_failure", ON_FAILURE), ("event_direction", DIRECTIONS)):
         if name in rest:
             own[name] = rest.pop(name)

@@ -244,11 +244,11 @@ def _damped_extension(a: np.ndarray, order: int, *, unused: int | None = None) -
         conditions += [np.kron(row, theta) for row in np.eye(len(used))]
         values += target[used].tolist()
     least, wanted = [], []
-    for point, w in zip(*np.polynomial.legendre.leggauss(8), strict=True):
-        node = 0.5 * (point + 1.0)
+    for point, w in np.transpose(np.polynomial.legendre.leggauss(8)).tolist():
+        middle = 0.5 * (point + 1.0)
         for column, gamma in zip(phi[:, ~within].T, trees.density[~within], strict=True):
-            least.append(math.sqrt(w) * np.kron(column[used], node**powers))
-            wanted.append(math.sqrt(w) * node ** (order + 1) / gamma)
+            least.append(math.sqrt(w) * np.kron(column[used], middle**powers))
+            wanted.append(math.sqrt(w) * middle ** (order + 1) / gamma)
     solution = np.linalg.lstsq(np.array(conditions), np.array(values))[0]
     _, singular, directions = np.linalg.svd(np.array(conditions))
     free = directions[(singular > 1e-10 * singular[0]).sum() :].T

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quadjoint.solver.methods.extrapolation import FURTHEST, extrapolation
 from quadjoint.solver.methods.newton import NOISE, Yardstick, residual
 from quadjoint.solver.methods.stage_solve import Block, Memory, Solved, StageSolver
 from quadjoint.solver.methods.stages import Factors, StageMatrix
@@ -68,7 +69,22 @@ class SampleStageSolver(StageSolver):
         assert isinstance(solved, SampleSolved) and solved.rate is not None
         rate = solved.rate
         eta = torch.where(rate < 1.0, rate / (1.0 - rate), 1.0).clamp(min=1e-16) ** 0.8
-        return Memory(exact=False, samples=solved.memory.samples, eta=eta.clamp(max=1.0))
+        whole = self._whole(solved)
+        previous = None if whole is None else (self.dt, whole)
+        return Memory(exact=False, samples=solved.memory.samples, eta=eta.clamp(max=1.0), previous=previous)
+
+    def _start(self, block: Block, matrix: StageMatrix, solved: Solved, h: Any) -> Tensor:
+        """As for steps that are shared; each sample has a step before of its own, or none that helps."""
+        plain, previous = self._from_slopes(block, matrix, solved, h), solved.memory.previous
+        if previous is None or matrix.q == 1 or not block.apart:
+            return plain
+        before, z = previous
+        assert isinstance(self.dt, Tensor) and isinstance(before, Tensor)
+        ratio = torch.where(before != 0.0, self.dt / before, 0.0).reshape(-1)
+        near = (ratio > 0.0) & (ratio <= FURTHEST)
+        weights = extrapolation(self.tableau.c[block.first : block.last], torch.where(near, ratio, 1.0), 1.0).to(z)
+        moved = torch.matmul(weights.repeat_interleave(len(z) // len(ratio), dim=0), z)
+        return torch.where(_spread(near, z), moved, plain)
 
     def _find(
         self,
@@ -149,4 +165,8 @@ def remaining(memory: Memory, before: Memory, slope: Tensor, moving: Tensor) -> 
     """What the next step goes on from, if only samples that are ``moving`` have taken this one."""
     kept = before.slope if before.slope is not None else torch.zeros_like(slope)
     eta = torch.where(moving.reshape(-1), memory.eta, before.eta)
-    return replace(memory, slope=torch.where(moving, slope, kept), eta=eta)
+    previous = memory.previous
+    if previous is not None:
+        (dt, z), (old_dt, old_z) = previous, before.previous or (0.0, torch.zeros_like(previous[1]))
+        previous = torch.where(moving, dt, old_dt), torch.where(_spread(moving.reshape(-1), z), z, old_z)
+    return replace(memory, slope=torch.where(moving, slope, kept), eta=eta, previous=previous)

@@ -7,7 +7,7 @@ iteration has left by h |df/dy|.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -20,13 +20,11 @@ from quadjoint.solver.methods.extrapolation import extrapolation
 from quadjoint.solver.methods.jacobian import Jacobian, Samples
 from quadjoint.solver.methods.newton import Found, NewtonSettings, Yardstick, iterate
 from quadjoint.solver.methods.stages import Factors, StageMatrix
-from quadjoint.solver.methods.sums import combine, nonzero, stage_nudge, stage_time
+from quadjoint.solver.methods.sums import Weights, combine, nonzero, stage_nudge, stage_time
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Nudge, Time, VectorField
 
 KEPT = 1e-3  # contraction up to which a Jacobian is kept for the next step
-
-Weights = list[tuple[int, float]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +34,7 @@ class Block:
     first: int
     last: int
     matrix: StageMatrix | None
-    before: list[Weights]  # of the stages of earlier blocks, for each stage
+    before: Sequence[Weights]  # of the stages of earlier blocks, for each stage
     guess: Weights  # of earlier stages, in a prediction of z / h of the first stage of this block
 
     @property
@@ -138,8 +136,7 @@ class StageSolver:
         rate = solved.contraction
         keep = not self.settings.tight and (solved.iterations <= 2 or rate <= KEPT)
         eta = rate / (1.0 - rate) if rate < 1.0 else 1.0
-        last = self.blocks[-1]
-        whole = last.apart and last.last - last.first > 1
+        whole = self._whole(solved)
         return replace(
             solved.memory,
             exact=False,
@@ -147,7 +144,7 @@ class StageSolver:
             jacobian=solved.memory.jacobian if keep else None,
             factors=solved.memory.factors if keep else None,
             eta=min(1.0, max(eta, 1e-16) ** 0.8),
-            previous=(self.dt, solved.zs[last.first]) if whole else None,
+            previous=None if whole is None else (self.dt, whole),
         )
 
     def _with_jacobian(self, memory: Memory) -> Memory:
@@ -249,13 +246,17 @@ class StageSolver:
 
     def _start(self, block: Block, matrix: StageMatrix, solved: Solved, h: Any) -> Tensor:
         """Where the iteration begins: the polynomial of the step before, or slopes that are known already."""
+        previous = solved.memory.previous
+        if previous is not None and matrix.q > 1 and block.apart:
+            weights = extrapolation(self.tableau.c[block.first : block.last], self.dt, previous[0])
+            if weights is not None:
+                z = previous[1]
+                return torch.matmul(torch.as_tensor(weights, dtype=z.dtype, device=z.device), z)
+        return self._from_slopes(block, matrix, solved, h)
+
+    def _from_slopes(self, block: Block, matrix: StageMatrix, solved: Solved, h: Any) -> Tensor:
         samples, memory = solved.memory.samples, solved.memory
         assert samples is not None
-        if memory.previous is not None and matrix.q > 1 and block.apart:
-            weights = extrapolation(self.tableau.c[block.first : block.last], self.dt, memory.previous[0])
-            if weights is not None:
-                z = memory.previous[1]
-                return torch.matmul(torch.as_tensor(weights, dtype=z.dtype, device=z.device), z)
         if matrix.q == 1 and block.guess:
             return samples.rows_of(combine(torch.zeros_like(self.y), solved.ks, block.guess, self.dt))[:, None]
         if memory.slope is None:
@@ -263,6 +264,11 @@ class StageSolver:
             return rows.new_zeros(samples.rows, matrix.q, samples.d)
         slopes = samples.rows_of(memory.slope)[:, None].expand(samples.rows, matrix.q, samples.d)
         return torch.matmul(matrix.constant("a", slopes), slopes * h)
+
+    def _whole(self, solved: Solved) -> Tensor | None:
+        """z of all stages, if they are one block."""
+        last = self.blocks[-1]
+        return solved.zs[last.first] if last.apart and last.last - last.first > 1 else None
 
     def _factors(self, solved: Solved, matrix: StageMatrix, h: Any) -> Factors:
         """Factors for this step size; of an earlier stage or step, if they are the same."""

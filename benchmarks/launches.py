@@ -31,6 +31,8 @@ from benchmarks.peers import torchdiffeq_adjoint, torchdiffeq_direct, torchode_d
 from benchmarks.problems import Case, build, cells
 
 RESULTS = Path(__file__).resolve().parent / "results"
+PAGE = RESULTS.parents[1] / "docs" / "performance.md"
+MARKS = "<!-- launches -->", "<!-- /launches -->"
 TOLERANCE = 1e-3
 GRADIENTS = ("auto", "direct", "discrete", "gq", "gq-paper", "adjoint", "seminorm")
 FIXED = {"method": "radauIIA3", "options": {"step_size": 0.1}}
@@ -130,6 +132,14 @@ def _entry(record: Record | None) -> str:
     return f"{kernels} / {reads} ({record['backward']['reads']})"
 
 
+def show(records: list[Record]) -> None:
+    """Put the table into the docs."""
+    text = PAGE.read_text()
+    before, rest = text.split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    PAGE.write_text(f"{before}{MARKS[0]}\n{table(records)}\n{MARKS[1]}{after}")
+
+
 def load(folder: Path = RESULTS) -> list[Record]:
     return [json.loads(line) for line in (folder / "launches.jsonl").read_text().splitlines()]
 
@@ -151,6 +161,8 @@ def main() -> None:
     records = [r for problem in PROBLEMS for r in kept.get(problem, [])]
     (args.out / "launches.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     (args.out / "launches.md").write_text(table(records) + "\n")
+    if args.out == RESULTS:
+        show(records)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ PROBLEMS = {
     for problem in (
         StiffProblem("robertson", _robertson, _robertson_jacobian, _draw_robertson, 1e4, (1.0, 1e4, 2.0)),
         StiffProblem("van_der_pol", _van_der_pol, _van_der_pol_jacobian, _draw_van_der_pol, 2000.0, (1.0, 100.0)),
-        StiffProblem("network", _network, _network_jacobian, _draw_network, 10.0, (1.0,) * DIMENSION, False),
+        StiffProblem("network", _network, _network_jacobian, _draw_network, 2.0, (1.0,) * DIMENSION, False),
     )
 }
 

@@ -130,3 +130,19 @@ def test_operations_are_counted_for_ours_and_others(tmp_path: Path) -> None:
     for method in ("quadjoint:direct", "quadjoint:discrete", "quadjoint:gq"):
         assert total(method, "kernels") < 0.6 * total("torchdiffeq:direct", "kernels")
         assert total(method, "reads") < 0.2 * total("torchdiffeq:direct", "reads")
+
+
+@pytest.mark.slow
+def test_independent_steps_are_compared_and_judged(tmp_path: Path) -> None:
+    """A few oscillators: all solve the same problem, evaluations are counted, every aim has a verdict."""
+    command = [sys.executable, "-m", "benchmarks.independent", "--samples", "4", "--turns", "1", "--out", str(tmp_path)]
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    records = [json.loads(line) for line in (tmp_path / "independent.jsonl").read_text().splitlines()][1:]
+    solved = [r for r in records if r["status"] == "ok"]
+    assert len(solved) >= 15 and all(r["evaluations"] > 10 and r["cpu_best"] > 0.0 for r in solved)
+    assert all(r["error"] < 1e-3 for r in solved if r["cell"] != "van-der-pol")
+    table = (tmp_path / "independent.md").read_text()
+    assert table.count("| oscillators, mu") == 3 and "| equal samples |" in table and "not measured" not in table

@@ -7,7 +7,6 @@ integral lie; a new one is a small class with a method ``nodes`` (see the guide 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -118,9 +117,3 @@ class PerStep:
     def nodes(self, span: Span) -> list[tuple[float, float]]:
         q = self.q or math.ceil((span.order + 1) / 2)
         return on_interval(gauss_legendre(q), span.start, span.end)
-
-
-def integrate_function(g: Callable[[float], float], start: float, end: float, n: int) -> float:
-    """Integral of a scalar function by n Gauss-Legendre nodes (signed)."""
-    sign = 1.0 if end >= start else -1.0
-    return sign * sum(w * g(t) for t, w in on_interval(gauss_legendre(n), start, end))

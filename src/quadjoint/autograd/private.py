@@ -146,11 +146,6 @@ def keep_buffers() -> AbstractContextManager[Any]:
     return config.patch(donated_buffer=False) if hasattr(config, "donated_buffer") else nullcontext()
 
 
-def is_compiled_node(node: Any) -> bool:
-    """Whether a node of autograd's graph is a compiled graph, whose backward pass may reuse its buffers."""
-    return "torch._dynamo" in sys.modules and "CompiledFunction" in node.name()
-
-
 def is_reentrant_checkpoint(node: Any) -> bool:
     """Whether a node is a checkpoint that only ``backward()`` can pass."""
     return "CheckpointFunction" in node.name()

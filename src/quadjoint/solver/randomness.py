@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quadjoint.autograd import private
 from quadjoint.errors import SolveError
 from quadjoint.solver.spec import Spec
 
@@ -29,6 +30,8 @@ class RandomnessCheck:
     def _state(self) -> list[bytes]:
         """Of the generators, which lie on the host."""
         states = [torch.get_rng_state(), *([] if self.cuda is None else [torch.cuda.get_rng_state(self.cuda)])]
+        if private.inside_transform():  # whose tensors have no memory of their own
+            return [bytes(state.tolist()) for state in states]
         return [state.numpy().tobytes() for state in states]
 
     def _draws_numbers(self, spec: Spec, y: Tensor) -> bool:

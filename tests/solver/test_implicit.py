@@ -272,3 +272,14 @@ def test_robertson_for_a_long_time() -> None:
     assert float(sol.ys[-1].sum()) == pytest.approx(1.0, abs=1e-10)
     assert sol.ys[-1, 0].tolist() == pytest.approx([2.0833e-08, 8.3333e-14, 1.0], rel=1e-3)
     assert sol.stats.accepted_steps < 260
+
+
+@pytest.mark.parametrize("name", IMPLICIT)
+def test_a_state_of_one_float32_number_keeps_its_precision(name: str) -> None:
+    """Also with times in float64 that a gradient is wanted in, on whose grid the steps lie."""
+    t = torch.linspace(0.0, 1.0, 11, dtype=torch.float64, requires_grad=True)
+    y = qj.odeint(lambda t, y: -y, torch.tensor(1.0), t, method=name, options={"grid_constructor": lambda f, y, t: t})
+    assert y.dtype == torch.float32
+    assert y[-1].item() == pytest.approx(np.exp(-1.0), abs=0.03 if name == "implicit_euler" else 1e-3)
+    y[-1].backward()
+    assert t.grad is not None and t.grad[-1].item() == pytest.approx(-np.exp(-1.0), abs=0.05)

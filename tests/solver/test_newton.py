@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import quadjoint as qj
+from quadjoint.solver.methods import jacobian
 
 DTYPE = torch.float64
 T = torch.tensor([0.0, 0.3], dtype=DTYPE)
@@ -85,7 +86,7 @@ def test_a_jacobian_of_the_users() -> None:
     y0 = torch.tensor([[1.0, 0.5], [0.2, 2.0]], dtype=DTYPE)
     calls = []
 
-    def jacobian(t: Tensor, y: Tensor) -> Tensor:
+    def matrix(t: Tensor, y: Tensor) -> Tensor:
         calls.append(float(t))
         out = torch.zeros(*y.shape, 2, dtype=y.dtype)
         out[:, 0, 0], out[:, 0, 1] = -100.0, 2.0 * y[:, 1]
@@ -98,9 +99,9 @@ def test_a_jacobian_of_the_users() -> None:
     settings: dict[str, Any] = {"method": "kvaerno5", "rtol": 1e-8, "atol": 1e-10}
     with torch.no_grad():
         expected = qj.odeint(reaction, y0, T, **settings)
-        found = qj.odeint(opaque, y0, T, options={"jacobian": jacobian}, **settings)
+        found = qj.odeint(opaque, y0, T, options={"jacobian": matrix}, **settings)
         whole = qj.odeint(
-            reaction, y0, T, options={"jacobian": lambda t, y: torch.block_diag(*jacobian(t, y))}, **settings
+            reaction, y0, T, options={"jacobian": lambda t, y: torch.block_diag(*matrix(t, y))}, **settings
         )
     assert calls and torch.allclose(found, expected, rtol=1e-7) and torch.allclose(whole, expected, rtol=1e-7)
 
@@ -126,7 +127,7 @@ def test_jacobians_and_factors_are_reused() -> None:
     """Of a linear problem, one Jacobian and few evaluations a stage are enough."""
     calls = []
 
-    def jacobian(t: Tensor, y: Tensor) -> Tensor:
+    def matrix(t: Tensor, y: Tensor) -> Tensor:
         calls.append(t)
         return torch.full((1, 1, 1), -1000.0, dtype=DTYPE)
 
@@ -137,7 +138,7 @@ def test_jacobians_and_factors_are_reused() -> None:
             torch.tensor([0.0, 10.0], dtype=DTYPE),
             method="kvaerno5",
             rtol=1e-6,
-            options={"jacobian": jacobian},
+            options={"jacobian": matrix},
         )
     assert len(calls) == 1
     assert sol.stats.forward_evaluations < 14 * (sol.stats.accepted_steps + sol.stats.rejected_steps)
@@ -189,3 +190,17 @@ def test_functions_that_autograd_cannot_differentiate_are_refused_in_words() -> 
 
     with torch.no_grad(), pytest.raises(qj.SolveError, match=r"autograd refuses.*options\['jacobian'\]"):
         qj.odeint(numpy, torch.ones(1, 2, dtype=DTYPE), T, method="kvaerno5")
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_a_step_is_factorised_once(monkeypatch: pytest.MonkeyPatch, independent: bool) -> None:
+    """The stages of a diagonally implicit method and the filter of its error share their matrix."""
+    calls = []
+    original = jacobian.factorize
+    monkeypatch.setattr(jacobian, "factorize", lambda *args: calls.append(args[0]) or original(*args))
+    y0 = torch.tensor([[1.0, 0.5], [0.2, 2.0]], dtype=DTYPE)
+    settings: dict[str, Any] = {"method": "kvaerno5", "rtol": 1e-6, "independent": independent}
+    with torch.no_grad():
+        stats = qj.solve(lambda t, y: reaction(t.new_zeros(()), y), y0, T, **settings).stats
+    steps = torch.as_tensor(stats.accepted_steps) + torch.as_tensor(stats.rejected_steps)
+    assert 0 < len(calls) <= int(steps.max()) + 2

@@ -95,7 +95,10 @@ class ImplicitStep(RungeKuttaStep):
         method, samples = self.method, self.memory.samples
         with torch.no_grad():
             dt = self.dt.detach() if isinstance(self.dt, Tensor) else self.dt
-            factors = self.memory.jacobian.factorize(method.filter, samples.spread(dt))
+            known = (self.memory.factors or (dt, {}))[1].get(
+                id(method.filter)
+            )  # those of the stages, if gamma is theirs
+            factors = known or self.memory.jacobian.factorize(method.filter, samples.spread(dt))
 
             def filtered(x: Tensor) -> Tensor:
                 return samples.state_of(factors.solve(samples.rows_of(x)[:, None])[:, 0])
@@ -136,9 +139,10 @@ class ImplicitRungeKutta(RungeKutta):
         self.newton, self.corrections = newton or NewtonSettings(), corrections
         self.blocks = blocks_of(tableau)
         self.starts_explicit = not tableau.a[0].any()
-        single = [block.matrix.a for block in self.blocks if block.matrix is not None and block.matrix.q == 1]
-        gamma = tableau.error_filter or (float(single[0][0, 0]) if single else 0.25)
-        self.filter = StageMatrix(np.array([[gamma]]))
+        single = [block.matrix for block in self.blocks if block.matrix is not None and block.matrix.q == 1]
+        gamma = tableau.error_filter or (float(single[0].a[0, 0]) if single else 0.25)
+        alike = [matrix for matrix in single if float(matrix.a[0, 0]) == gamma]
+        self.filter = alike[0] if alike else StageMatrix(np.array([[gamma]]))
         self.defect = _defect((smooth or self).tableau)
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,8 +18,6 @@ from quadjoint.solver.methods.extrapolation import FURTHEST, extrapolation
 from quadjoint.solver.methods.newton import NOISE, Yardstick, residual
 from quadjoint.solver.methods.stage_solve import Block, Memory, Solved, StageSolver
 from quadjoint.solver.methods.stages import Factors, StageMatrix
-from quadjoint.solver.methods.sums import stage_time
-from quadjoint.solver.protocols import Time
 
 
 @dataclass
@@ -45,14 +42,6 @@ class SampleStageSolver(StageSolver):
     """As `StageSolver`, for steps of each sample's own: ``start`` and ``end`` have a time for each."""
 
     batch = True
-
-    @cached_property
-    def dt(self) -> Time:
-        assert isinstance(self.start, Tensor) and isinstance(self.end, Tensor)
-        return (self.end - self.start).to(self.y.dtype.to_real())
-
-    def time(self, i: int) -> Time:
-        return stage_time(float(self.tableau.c[i]), (self.start, self.end), self.end - self.start)
 
     def solve(self, memory: Memory) -> SampleSolved:
         memory = self._with_jacobian(memory)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -118,9 +119,11 @@ class StageSolver:
     nudge: Nudge
     batch: ClassVar[bool] = False  # whether every sample of a batch is solved for by itself
 
-    @property
+    @cached_property
     def dt(self) -> Time:
-        return self.end - self.start
+        """In the precision of the state, so that a state of one number keeps its own."""
+        length = self.end - self.start
+        return length.to(self.y.dtype.to_real()) if isinstance(length, Tensor) else length
 
     def solve(self, memory: Memory) -> Solved:
         """All stages; if they could not be found with a Jacobian from before, with the one at the start of the step."""
@@ -182,11 +185,7 @@ class StageSolver:
     def _implicit(self, block: Block, matrix: StageMatrix, solved: Solved, measure: Yardstick) -> None:
         samples, q = solved.memory.samples, matrix.q
         assert samples is not None
-        if block.apart:
-            bases = [self.y] * q
-        else:
-            bases = [combine(self.y, solved.ks, weights, self.dt) for weights in block.before]
-        rows = [samples.rows_of(base) for base in bases]
+        rows = [samples.rows_of(combine(self.y, solved.ks, weights, self.dt)) for weights in block.before]
         h = samples.spread(self.dt)
         times = [(self.time(i), self.nudge_at(i)) for i in range(block.first, block.last)]
 
@@ -272,11 +271,13 @@ class StageSolver:
 
     def _factors(self, solved: Solved, matrix: StageMatrix, h: Any) -> Factors:
         """Factors for this step size; of an earlier stage or step, if they are the same."""
-        memory = solved.memory
+        memory, dt = solved.memory, self.dt
         known = memory.factors
-        same = known is not None and isinstance(h, float) and isinstance(known[0], float)
-        if known is None or not same or abs(known[0] - h) > 1e-9 * abs(h):  # t1 - t0 of equal steps differs by rounding
-            known = (h, {})
+        same = known is not None and known[0] is dt  # of this step
+        if known is not None and isinstance(known[0], float) and isinstance(dt, float):
+            same = abs(known[0] - dt) <= 1e-9 * abs(dt)  # t1 - t0 of equal steps differs by rounding
+        if known is None or not same:
+            known = (dt, {})
             memory = solved.memory = replace(memory, factors=known)
         if id(matrix) not in known[1]:
             assert memory.jacobian is not None
@@ -284,7 +285,7 @@ class StageSolver:
         return known[1][id(matrix)]
 
     def time(self, i: int) -> Time:
-        return stage_time(float(self.tableau.c[i]), (self.start, self.end), self.dt)
+        return stage_time(float(self.tableau.c[i]), (self.start, self.end), self.end - self.start)
 
     def nudge_at(self, i: int) -> int:
         return stage_nudge(float(self.tableau.c[i]), self.nudge)

@@ -31,9 +31,11 @@ from benchmarks.peers import torchdiffeq_adjoint, torchdiffeq_direct, torchode_d
 from benchmarks.problems import Case, build, cells
 
 RESULTS = Path(__file__).resolve().parent / "results"
+PAGE = RESULTS.parents[1] / "docs" / "performance.md"
+MARKS = "<!-- launches -->", "<!-- /launches -->"
 TOLERANCE = 1e-3
 GRADIENTS = ("auto", "direct", "discrete", "gq", "gq-paper", "adjoint", "seminorm")
-FIXED = {"method": "radauIIA3", "options": {"step_size": 0.1}}  # torchdiffeq has it too, on the same grid
+FIXED = {"method": "radauIIA3", "options": {"step_size": 0.1}}
 # Problem: cell of the benchmarks, and how it is solved.
 PROBLEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "sines": ("sines-20", {}),
@@ -64,9 +66,7 @@ def peers(case: Case, options: dict[str, Any]) -> dict[str, Solve]:
     """Those of other libraries that solve the problem the same way."""
     out: dict[str, Solve] = {}
     if "method" in options:
-        from torchdiffeq import odeint
-
-        return {"torchdiffeq:direct": lambda: odeint(case.f, case.y0, case.t, **options)}
+        return out  # released versions of neither have it
     makers = {
         "torchdiffeq:direct": torchdiffeq_direct,
         "torchdiffeq:adjoint": torchdiffeq_adjoint(None),
@@ -127,9 +127,17 @@ def _entry(record: Record | None) -> str:
     if record is None:
         return ""
     if "failure" in record:
-        return "fails"
+        return "refused"
     kernels, reads = (record["forward"][kind] + record["backward"][kind] for kind in ("kernels", "reads"))
     return f"{kernels} / {reads} ({record['backward']['reads']})"
+
+
+def show(records: list[Record]) -> None:
+    """Put the table into the docs."""
+    text = PAGE.read_text()
+    before, rest = text.split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    PAGE.write_text(f"{before}{MARKS[0]}\n{table(records)}\n{MARKS[1]}{after}")
 
 
 def load(folder: Path = RESULTS) -> list[Record]:
@@ -153,6 +161,8 @@ def main() -> None:
     records = [r for problem in PROBLEMS for r in kept.get(problem, [])]
     (args.out / "launches.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     (args.out / "launches.md").write_text(table(records) + "\n")
+    if args.out == RESULTS:
+        show(records)
 
 
 if __name__ == "__main__":

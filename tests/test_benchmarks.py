@@ -18,12 +18,18 @@ TINY = ["tiny-spheres", "tiny-sines", "tiny-crossing", "tiny-ou", "tiny-conv", "
 STUDIES = ["tiny-forward", "tiny-precision", "tiny-scaling"]
 
 
-def run(out: Path, *arguments: str) -> list[dict[str, Any]]:
-    """The records of a benchmark run in a process of its own, where other libraries may warn as they like."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "--out", str(out), "--repeats", "1", *arguments]
+def call(name: str, *arguments: str) -> None:
+    """Run a benchmark in a process of its own, where other libraries may warn as they like."""
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env={**os.environ, "PYTHONPATH": path})
+    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def run(out: Path, *arguments: str) -> list[dict[str, Any]]:
+    """The records of a run of the benchmark of gradients."""
+    call("run", "--out", str(out), "--repeats", "1", *arguments)
     return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
 
 
@@ -110,3 +116,30 @@ def test_an_aim_is_met_only_where_time_and_error_are(package: None, seconds: flo
     rows = {row.regime: row for row in aims(lines)}
     assert rows["sines, many observations"].verdict == verdict
     assert rows["crossing, width 3000"].verdict == "not measured"
+
+
+def test_operations_are_counted_for_ours_and_others(tmp_path: Path) -> None:
+    """And ours needs fewer operations, and far fewer reads of the host, than backpropagation through torchdiffeq."""
+    call("launches", "--only", "tiny", "--out", str(tmp_path))
+    lines = (tmp_path / "launches.jsonl").read_text().splitlines()
+    found = {record["method"]: record for record in map(json.loads, lines)}
+    assert not any("failure" in record for record in found.values())
+
+    def total(method: str, kind: str) -> int:
+        return int(found[method]["forward"][kind] + found[method]["backward"][kind])
+
+    for method in ("quadjoint:direct", "quadjoint:discrete", "quadjoint:gq"):
+        assert total(method, "kernels") < 0.6 * total("torchdiffeq:direct", "kernels")
+        assert total(method, "reads") < 0.2 * total("torchdiffeq:direct", "reads")
+
+
+@pytest.mark.slow
+def test_independent_steps_are_compared_and_judged(tmp_path: Path) -> None:
+    """A few oscillators: all solve the same problem, evaluations are counted, every aim has a verdict."""
+    call("independent", "--samples", "4", "--turns", "1", "--out", str(tmp_path))
+    records = [json.loads(line) for line in (tmp_path / "independent.jsonl").read_text().splitlines()][1:]
+    solved = [r for r in records if r["status"] == "ok"]
+    assert len(solved) >= 15 and all(r["evaluations"] > 10 and r["cpu_best"] > 0.0 for r in solved)
+    assert all(r["error"] < 1e-3 for r in solved if r["cell"] != "van-der-pol")
+    table = (tmp_path / "independent.md").read_text()
+    assert table.count("| oscillators, mu") == 3 and "| equal samples |" in table and "not measured" not in table

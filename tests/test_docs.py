@@ -219,6 +219,13 @@ def test_times_in_the_readme_are_those_of_the_committed_benchmarks() -> None:
     assert "\n".join(table([json.loads(line) for line in lines])) in (ROOT / "README.md").read_text()
 
 
+def test_counts_of_operations_are_those_of_the_committed_benchmarks() -> None:
+    from benchmarks.launches import load, table
+
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert f"<!-- launches -->\n{table(load())}\n<!-- /launches -->" in page
+
+
 def test_navigation_has_every_page() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for page in PAGES[1:]:

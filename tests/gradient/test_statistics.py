@@ -43,6 +43,21 @@ def test_figures_are_filled(how: str) -> None:
     assert (stats.quadrature_nodes > 0) == (how in ("gq", "gq-paper"))
 
 
+@pytest.mark.parametrize("how", ["direct", "discrete", "gq"])
+def test_a_function_costs_no_more_evaluations_than_a_module(how: str) -> None:
+    """Nor than are counted, although the parameters of a function have to be found in its graph."""
+    f, calls = Driven(), 0
+
+    def field(t: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return f(t, y)
+
+    y0 = normal(3, 3)
+    counted = qj.solve(field, y0, T, gradient=how).stats.forward_evaluations
+    assert counted == calls == qj.solve(f, y0, T, gradient=how).stats.forward_evaluations
+
+
 def test_a_quadrature_adjoint_needs_fewer_parameter_products_than_the_adjoint() -> None:
     found = {}
     for how in ("gq", "gq-paper", "adjoint", "seminorm"):

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from quadjoint.errors import warn_once
-from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep
+from quadjoint.solver.methods.runge_kutta import RungeKutta
+from quadjoint.solver.methods.runge_kutta_step import RungeKuttaStep
 from quadjoint.solver.methods.sums import nonzero, weighted
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Step, Stepper

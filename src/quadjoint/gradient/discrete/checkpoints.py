@@ -11,7 +11,7 @@ from torch import Tensor
 from quadjoint.autograd.recorded import Recording
 from quadjoint.gradient.discrete.tape import Tape
 from quadjoint.gradient.proof import Proof
-from quadjoint.solver.methods.runge_kutta import RungeKuttaStep
+from quadjoint.solver.methods.runge_kutta_step import RungeKuttaStep
 from quadjoint.solver.protocols import Clock, Step
 
 

@@ -18,7 +18,7 @@ from quadjoint.gradient.discrete.transpose import StepTransposer
 from quadjoint.gradient.products import Products
 from quadjoint.gradient.proof import Proof
 from quadjoint.solver.integrate import Integration
-from quadjoint.solver.methods.runge_kutta import RungeKuttaStep
+from quadjoint.solver.methods.runge_kutta_step import RungeKuttaStep
 from quadjoint.solver.methods.sums import combine
 from quadjoint.solver.protocols import Step, Time
 

@@ -62,10 +62,10 @@ class _Counts:
 
     accepted: int
     ended: int
-    bad: int  # not finite, or without stages
     stuck: int
-    events: int
-    inner: int
+    unusable: int = 0
+    events: int = 0
+    inner: int = 0
 
 
 class SampleIntegrator:
@@ -105,6 +105,7 @@ class SampleIntegrator:
         bad = ~torch.isfinite(slope.detach()).reshape(len(slope), -1).all(1)
         still = self.control.t == self.control.end
         bad_count, self.done = torch.stack([bad, bad | still]).sum(1).tolist()
+        self.control.resting = self.control.resting or self.done > 0
         if bad_count:
             self._fail(bad, Ending.NOT_FINITE)
             self.out.lame = bad
@@ -141,6 +142,7 @@ class SampleIntegrator:
                 self.hooks.on_reject(control.time, self.y, torch.where(verdict.accepted, 0.0, t1 - t0))
         moved = counts.accepted > self.done
         before, self.done = self.done, counts.ended
+        control.resting = control.resting or self.done > 0
         if not moved:
             self.carry = self.carry if step.retry is None else step.retry
         else:
@@ -158,24 +160,22 @@ class SampleIntegrator:
 
     def _read(self, verdict: Verdict, t0: Tensor, t1: Tensor) -> _Counts:
         """The one look of the host at an attempt."""
-        unusable = verdict.bad if verdict.lost is None else verdict.bad | verdict.lost
-        rows = [verdict.accepted, verdict.ended, unusable, verdict.stuck]
+        rows = {"accepted": verdict.accepted, "ended": verdict.ended, "stuck": verdict.stuck}
+        if self._recording:
+            rows["unusable"] = verdict.unusable
         if self.watch is not None:
-            rows.append(self.watch.found)
-        counts = torch.stack(rows).sum(1)
-        inner = None
+            rows["events"] = self.watch.found
+        counts = torch.stack(list(rows.values())).sum(1)
+        names = list(rows)
         if self.observer.inner is not None:
             inner = self.observer.count_until(torch.where(verdict.accepted, t1, t0))
-        numbers = (counts if inner is None else torch.cat([counts, inner[None]])).tolist()
-        events = numbers[4] if self.watch is not None else 0
-        accepted, ended, bad, stuck = numbers[:4]
-        return _Counts(accepted, ended, bad, stuck, events, 0 if inner is None else numbers[-1])
+            counts, names = torch.cat([counts, inner[None]]), [*names, "inner"]
+        return _Counts(**dict(zip(names, counts.tolist(), strict=True)))
 
     def _resolved(self, step: SampleStep, verdict: Verdict, counts: _Counts) -> SampleStep:
         """The step with the samples whose step was rejected at rest."""
         accepted = self.samples.shaped(verdict.accepted)
-        if counts.bad and self._recording:
-            # Nothing that is not finite may be differentiated, not even with a gradient of zero.
+        if counts.unusable:
             assert step.clock is not None
             clock = (step.clock[0], torch.where(accepted, step.clock[1], step.clock[0]))
             return self._step(len(self.out.taken), clock)
@@ -220,21 +220,21 @@ class SampleIntegrator:
         if not counts.inner:
             return 0
         reached = torch.where(found.which, self.samples.forwards(found.t), self.control.t)
-        inner = self.observer.count_until(reached)
-        return 0 if inner is None else int(inner)
+        return int(self.observer.count_until(reached))
 
     def _check(self, verdict: Verdict, counts: _Counts, before: int) -> None:
         """Whether samples get on; those that do not have failed."""
         if self.finished:
             return
         control = self.control
-        if counts.stuck > before or counts.bad:
+        if counts.stuck > before:
             size, left = control.h, control.end - control.t
             going = left > 0.0
             tiny = going & (size < 1e-13 * control.t.abs().clamp(min=1.0))
             short = going & (size < 10 * control.eps * control.t.abs()) & (left > 1.01 * size)
-            self._fail(verdict.bad & tiny, Ending.NOT_FINITE)
-            self._fail(short & ~(verdict.bad & tiny), Ending.STEP_TOO_SMALL)
+            endless = verdict.infinite & tiny
+            self._fail(endless, Ending.NOT_FINITE)
+            self._fail(short & ~endless, Ending.STEP_TOO_SMALL)
         if not self.finished and self.attempts >= control.settings.max_num_steps:
             self._fail(control.end != control.t, Ending.TOO_MANY_STEPS)
         if not self.finished and self.done == len(self.codes):

@@ -25,9 +25,18 @@ class Verdict:
 
     accepted: Tensor
     ended: Tensor  # at its last time; also samples that had ended before
-    bad: Tensor  # the error is not finite
+    ratio: Tensor  # of the error and the tolerance, infinite if it is not finite
     lost: Tensor | None  # implicit stages were not found
-    stuck: Tensor  # the next step would be too short; also samples that had ended before
+    stuck: Tensor  # the next step may be too short; also samples that had ended before
+
+    @property
+    def infinite(self) -> Tensor:
+        return self.ratio == math.inf
+
+    @property
+    def unusable(self) -> Tensor:
+        """Samples whose attempt must not be differentiated, not even with a gradient of zero."""
+        return self.infinite if self.lost is None else self.infinite | self.lost
 
 
 class SampleControl:
@@ -46,6 +55,10 @@ class SampleControl:
         self.remembers = not getattr(settings.controller, "memoryless", False)
         self.history = (torch.ones_like(self.t), torch.ones_like(self.t))  # errors of the last two accepted steps
         self.before = torch.zeros_like(self.t)  # length of the last one
+        # Steps this short have come to nothing, if they are not those of a sample that has ended.
+        size = torch.maximum(self.t.abs(), self.end.abs())
+        self.least = torch.maximum(1e-13 * size.clamp(min=1.0), 10 * self.eps * size)
+        self.resting = settings.min_step > 0.0  # whether steps may be accepted whatever their error
         self.limited = settings.min_step > 0.0 or settings.max_step < math.inf
 
     # The first step ---------------------------------------------------------------------------------------------------
@@ -91,7 +104,9 @@ class SampleControl:
     def judge(self, step: SampleStep, t1: Tensor) -> Verdict:
         """Which samples are accepted; the next step sizes of all."""
         dt, ratio = t1 - self.t, self._ratio(step)
-        accepted = (ratio <= 1.0) | (dt <= self.settings.min_step)  # also steps of length zero
+        accepted = ratio <= 1.0
+        if self.resting:
+            accepted = accepted | (dt <= self.settings.min_step)
         factor, lost = self._factor(ratio, accepted, dt), step.lost
         if lost is not None:
             lost = lost & (dt > 0.0)
@@ -99,8 +114,7 @@ class SampleControl:
         self.h = dt * factor
         if self.remembers:
             self._remember(ratio, accepted, dt)
-        stuck = torch.add(self.t, self.h, alpha=0.1) == self.t
-        return Verdict(accepted, accepted > self.beyond, ratio == math.inf, lost, stuck)
+        return Verdict(accepted, accepted > self.beyond, ratio, lost, self.h <= self.least)
 
     def _ratio(self, step: SampleStep) -> Tensor:
         """The errors in units of the tolerance; infinite if they are not finite."""
@@ -133,4 +147,5 @@ class SampleControl:
 
     def halt(self, which: Tensor) -> None:
         """Let samples end where they are."""
+        self.resting = True
         self.end = torch.where(which, self.t, self.end)

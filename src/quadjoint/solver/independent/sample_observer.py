@@ -73,10 +73,9 @@ class StepObserver:
 
         return fresh
 
-    def count_until(self, t: Tensor) -> Tensor | None:
-        """How many inner times lie before ``t`` on clocks that run forwards; None if there are no such times at all."""
-        if self.inner is None:
-            return None
+    def count_until(self, t: Tensor) -> Tensor:
+        """How many inner times, if there are any, lie before ``t`` on clocks that run forwards."""
+        assert self.inner is not None
         self.ahead = torch.searchsorted(self.inner, t[:, None], right=True)[:, 0]
         return (self.ahead - self.passed).sum()
 

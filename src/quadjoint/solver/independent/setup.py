@@ -53,7 +53,7 @@ def take_options(method: Method, options: dict[str, Any], *, events: bool) -> tu
     if stepper is None or not stepper.adaptive:
         raise ValueError(
             "independent=True gives every sample steps of its own, which needs an adaptive Runge-Kutta method such as "
-            f"'dopri5', 'tsit5', 'dopri8' or 'bosh3'; got method={method!r}."
+            f"'dopri5', 'tsit5' or, for stiff samples, 'kvaerno5'; got method={method!r}."
         )
     for name in ("step_t", "jump_t"):
         if options.get(name) is not None:

@@ -20,7 +20,8 @@ from quadjoint.autograd import private
 from quadjoint.errors import SolveError, warn_once
 from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.methods.explicit_stages import take_stages
-from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep
+from quadjoint.solver.methods.runge_kutta import RungeKutta
+from quadjoint.solver.methods.runge_kutta_step import RungeKuttaStep
 from quadjoint.solver.methods.sums import weighted
 from quadjoint.solver.protocols import Clock, Nudge, VectorField
 from quadjoint.solver.remembered import remembered

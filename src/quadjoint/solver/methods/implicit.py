@@ -12,7 +12,8 @@ from torch import Tensor
 
 from quadjoint.solver.methods.newton import NewtonSettings
 from quadjoint.solver.methods.recorded_stages import StageSystem, correct
-from quadjoint.solver.methods.runge_kutta import RungeKutta, RungeKuttaStep
+from quadjoint.solver.methods.runge_kutta import RungeKutta
+from quadjoint.solver.methods.runge_kutta_step import RungeKuttaStep
 from quadjoint.solver.methods.sample_stages import SampleSolved, SampleStageSolver, remaining
 from quadjoint.solver.methods.stage_solve import Block, Memory, Solved, StageSolver, blocks_of
 from quadjoint.solver.methods.stages import StageMatrix

@@ -51,6 +51,7 @@ class SampleStageSolver(StageSolver):
                 "Implicit methods with independent=True solve for each sample by itself: that takes samples of up to "
                 "64 numbers that do not depend on each other, and options['linear_solver'] = 'auto' or 'batched'."
             )
+        memory = replace(memory, factors=(self.dt, {}))
         solved = SampleSolved(memory, [], [], {}, lost=self.y.new_zeros(len(self.y), dtype=torch.bool))
         self._fill(solved)
         return solved
@@ -103,6 +104,14 @@ class SampleStageSolver(StageSolver):
         solved.rate = found.contraction if solved.rate is None else torch.maximum(solved.rate, found.contraction)
         return torch.where(_spread(found.converged, found.z), found.z, 0.0)
 
+    def _factors(self, solved: Solved, matrix: StageMatrix, h: Any) -> Factors:
+        """Factors for the step sizes of this attempt, which blocks with the same matrix share."""
+        assert solved.memory.factors is not None and solved.memory.jacobian is not None
+        known = solved.memory.factors[1]
+        if id(matrix) not in known:
+            known[id(matrix)] = solved.memory.jacobian.factorize(matrix, h)
+        return known[id(matrix)]
+
     def slopes(self, matrix: StageMatrix, z: Tensor, h: Any) -> Tensor:
         return super().slopes(matrix, z, torch.where(h == 0.0, 1.0, h))  # samples at rest do not move
 
@@ -128,12 +137,13 @@ def iterate_samples(
     for n in range(1, max_iters + 1):
         dz = factors.solve(residual(stages, h, evaluate(z), z))
         size = measure.rows(dz, z).reshape(batch, -1).amax(1)
-        z = torch.where(_spread(active & torch.isfinite(size), z), z - dz, z)
+        finite = torch.isfinite(size)
+        z = torch.where(_spread(active & finite, z), z - dz, z)
         if n > 1:
             rate = torch.where(active, torch.where(last > 0.0, size / last, 0.0), rate)
             eta = torch.where(rate < 1.0, rate / (1.0 - rate), math.inf)
         enough = (eta * size <= 1.0) | (size == 0.0)
-        hopeless = ~torch.isfinite(size)
+        hopeless = ~finite
         if n > 2:
             enough = enough | ((rate > NOISE) & (size <= measure.limit) & (best > size / 10.0))
         if n > 1:
@@ -148,7 +158,7 @@ def iterate_samples(
 
 def _spread(mask: Tensor, z: Tensor) -> Tensor:
     """A decision for each sample as one for its rows, to broadcast against (rows, q, d)."""
-    return mask.repeat_interleave(len(z) // len(mask)).reshape(-1, 1, 1)
+    return (mask if len(mask) == len(z) else mask.repeat_interleave(len(z) // len(mask))).reshape(-1, 1, 1)
 
 
 def remaining(memory: Memory, before: Memory, slope: Tensor, moving: Tensor) -> Memory:

@@ -106,7 +106,7 @@ class ButcherTableau:
         """Whether the last stage is at y1."""
         return self.c[-1] == 1.0 and bool(np.array_equal(self.a[-1], self.b))
 
-    @property
+    @cached_property
     def explicit(self) -> bool:
         """Whether every stage depends on those before it only."""
         return not np.triu(self.a).any()

@@ -2,7 +2,7 @@
 
     python benchmarks/stiff_diffrax.py PROBLEM BATCH RTOL ATOL TURNS FILE.npz
 
-The controller has the coefficients of diffrax's own example of a stiff problem. Compilation is not counted.
+The controller is PIDController(pcoeff=0.3, icoeff=0.4). Compilation is not counted.
 """
 
 from __future__ import annotations

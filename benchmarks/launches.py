@@ -78,7 +78,7 @@ def peers(case: Case, options: dict[str, Any]) -> dict[str, Solve]:
             continue  # its batches share their steps
         try:
             out[name] = make(case, TOLERANCE).solve  # type: ignore[attr-defined]
-        except NotApplicable:
+        except (NotApplicable, ImportError):
             continue
     return out
 

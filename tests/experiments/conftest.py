@@ -21,7 +21,7 @@ from quadjoint.experiments.training import Context
 TINY = {
     "toy-gradient": [toy_gradient.Config(first=1.0, last=2.0, points=3)],
     "integration": [integration.Config(width=4, batch=3, dim=2, draws=4)],
-    "memory": [memory.Config(width=1000, tightest=1e-4)],
+    "memory": [memory.Config(width=1000, tightest=1e-5)],
     "nested-spheres": [nested_spheres.Config(width=4, epochs=2, points=40, batch=20, test_points=10)],
     "sines": [
         sines.Config(width=4, epochs=2, curves=3, batch=3, test_curves=2, times=5),

@@ -32,6 +32,7 @@ OBJECTS = {
     "Quadrature": qj.Quadrature(qj.PerStep(2)),
     "Stats": qj.Stats(forward_evaluations=3, gradient_error=0.5),
     "Span": qj.Span(0.0, 1.0, 1.0, 10, 5),
+    "Ending": qj.Ending.EVENT,
     "PIDController": qj.PIDController(p=0.3, i=0.4, d=0.1),
 }
 
@@ -141,9 +142,20 @@ def test_a_solution_without_gradient_survives_copying() -> None:
         assert torch.equal(twin(torch.tensor(0.5)), solution(torch.tensor(0.5)))
 
 
+def test_the_status_of_independent_samples_survives_copying() -> None:
+    y0, t, options = torch.tensor([[1.0], [0.1]]), torch.tensor([0.0, 2.0]), {"on_failure": "nan"}
+    with torch.no_grad():
+        solution = qj.solve(lambda t, y: y * y, y0, t, independent=True, options=options)
+    assert solution.status is not None and solution.status.failed.tolist() == [True, False]
+    for twin in _copies(solution.status):
+        assert twin[0] is solution.status[0] and torch.equal(twin.codes, solution.status.codes)
+        assert torch.equal(twin.t, solution.status.t)
+
+
 def test_no_public_class_is_forgotten_here() -> None:
     """Base classes and parts of solves apart, which nobody keeps, and exceptions, which have their own test."""
-    seen = {type(x) for x in OBJECTS.values()} | {qj.NeuralSDE, qj.WongZakai, qj.ButcherTableau, qj.Solution}
+    seen = {type(x) for x in OBJECTS.values()} | {qj.NeuralSDE, qj.WongZakai, qj.ButcherTableau}
+    seen |= {qj.Solution, qj.Status}
     apart = {qj.Gradient, qj.NodePolicy, qj.SolveError, qj.QuadjointWarning, qj.Explanation}
     apart |= {qj.Stepper, qj.Step, qj.HermiteStep, qj.Controller}
     public = {x for x in (getattr(qj, name) for name in qj.__all__) if isinstance(x, type)}

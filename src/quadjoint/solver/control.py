@@ -13,6 +13,8 @@ from quadjoint.solver.controllers import CONTROLLERS
 from quadjoint.solver.protocols import Clock, Controller, Step, VectorField
 from quadjoint.solver.state import Norm, is_finite, relative_error, rms_norm, sizes
 
+UNSOLVED = 0.5  # factor of the step size if the equations of implicit stages could not be solved
+
 
 @dataclass(frozen=True)
 class StepSettings:
@@ -120,7 +122,7 @@ class AdaptiveControl:
         if not math.isfinite(ratio):
             self._check_start(step, h)
             failed = isinstance(step.ratio, float)  # its equations could not be solved
-            self.h = h * (max(0.5, s.dfactor) if failed else s.dfactor)
+            self.h = h * (max(UNSOLVED, s.dfactor) if failed else s.dfactor)
             return shortest and not failed
         accepted = ratio <= 1.0 or shortest
         factor = self._factor(ratio)

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quadjoint.solver.control import StepSettings
+from quadjoint.solver.control import UNSOLVED, StepSettings
 from quadjoint.solver.independent.samples import Samples
 from quadjoint.solver.protocols import SampleStep, VectorField
-
-LOST = 0.5  # factor of the step size of a sample whose implicit stages were not found
+from quadjoint.solver.state import relative_error
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class SampleControl:
         factor, lost = self._factor(ratio, accepted, dt), step.lost
         if lost is not None:
             lost = lost & (dt > 0.0)
-            accepted, factor = accepted & ~lost, torch.where(lost, max(LOST, self.settings.dfactor), factor)
+            accepted, factor = accepted & ~lost, torch.where(lost, max(UNSOLVED, self.settings.dfactor), factor)
         self.h = dt * factor
         if self.remembers:
             self._remember(ratio, accepted, dt)
@@ -121,8 +120,8 @@ class SampleControl:
         with torch.no_grad():
             error = step.error
             assert error is not None
-            scale = torch.maximum(step.y0.abs(), step.y1.abs()).mul_(self.settings.rtol).add_(self.settings.atol)
-            return self.settings.norm(error.div_(scale)).nan_to_num_(nan=math.inf, posinf=math.inf)
+            relative = relative_error(error, step.y0, step.y1, rtol=self.settings.rtol, atol=self.settings.atol)
+            return self.settings.norm(relative).nan_to_num_(nan=math.inf, posinf=math.inf)
 
     def _factor(self, ratio: Tensor, accepted: Tensor, dt: Tensor) -> Tensor:
         s = self.settings

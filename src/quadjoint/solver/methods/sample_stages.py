@@ -104,14 +104,6 @@ class SampleStageSolver(StageSolver):
         solved.rate = found.contraction if solved.rate is None else torch.maximum(solved.rate, found.contraction)
         return torch.where(_spread(found.converged, found.z), found.z, 0.0)
 
-    def _factors(self, solved: Solved, matrix: StageMatrix, h: Any) -> Factors:
-        """Factors for the step sizes of this attempt, which blocks with the same matrix share."""
-        assert solved.memory.factors is not None and solved.memory.jacobian is not None
-        known = solved.memory.factors[1]
-        if id(matrix) not in known:
-            known[id(matrix)] = solved.memory.jacobian.factorize(matrix, h)
-        return known[id(matrix)]
-
     def slopes(self, matrix: StageMatrix, z: Tensor, h: Any) -> Tensor:
         return super().slopes(matrix, z, torch.where(h == 0.0, 1.0, h))  # samples at rest do not move
 

@@ -2,7 +2,8 @@
 
 256 Van der Pol oscillators that want very different steps, and batches of equal samples, for which steps of their own
 are of no use and should cost little. Evaluations of f are counted, and times are those of the processor, the least of
-several runs in turns: a busy machine changes them least. ``--out`` names a folder for the lines and the table.
+several runs in turns: a busy machine changes them least. Writes ``independent.jsonl`` and ``independent.md``, which
+docs/independent.md shows.
 
     python -m benchmarks.independent [--samples 256] [--turns 15] [--out FOLDER]
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -29,12 +29,13 @@ from torch import Tensor
 
 import quadjoint as qj
 from benchmarks.measure import Contender, Limits, in_turns, machine
+from benchmarks.output import RESULTS, ROOT, Record, show, write
 from benchmarks.verdicts import Row, judge
 
+PAGE = ROOT / "docs" / "independent.md"
 RTOL, ATOL = 1e-5, 1e-6
 # Gains of controllers, (p, i): that of a plain integral controller, and some that look back.
 GAINS = {"0-1": (0.0, 1.0), "0.2-0.5": (0.2, 0.5), "0.2-0.7": (0.2, 0.7)}
-Record = dict[str, Any]
 Solve = Callable[[], Tensor]
 
 
@@ -178,6 +179,7 @@ def aims(records: list[Record]) -> list[Row]:
 
 
 def markdown(records: list[Record]) -> str:
+    records = [r for r in records if r["kind"] != "machine"]
     lines = ["| batch | method | evaluations | CPU time | error |", "| --- | --- | ---: | ---: | ---: |"]
     for r in records:
         if r["status"] != "ok":
@@ -194,16 +196,14 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=256)
     parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--out", type=Path, help="folder for independent.jsonl and independent.md")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args(argv)
     threads.set_threads()
     records = measure(arguments.samples, Limits(turns=arguments.turns, total=60.0))
     print(markdown(records))
-    if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(record) for record in [machine(), *records]]
-        (arguments.out / "independent.jsonl").write_text("\n".join(lines) + "\n")
-        (arguments.out / "independent.md").write_text(markdown(records))
+    write("independent", [machine(), *records], markdown(records), arguments.out)
+    if arguments.out == RESULTS:
+        show("independent", markdown(records), PAGE)
 
 
 if __name__ == "__main__":

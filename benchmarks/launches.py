@@ -10,7 +10,6 @@ the table that docs/performance.md shows.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import warnings
 from collections.abc import Callable
@@ -27,12 +26,11 @@ from torch import Tensor
 import quadjoint as qj
 from benchmarks.counting import Counting, Counts
 from benchmarks.methods import NotApplicable
+from benchmarks.output import RESULTS, ROOT, Record, load, show, write
 from benchmarks.peers import torchdiffeq_adjoint, torchdiffeq_direct, torchode_direct
 from benchmarks.problems import Case, build, cells
 
-RESULTS = Path(__file__).resolve().parent / "results"
-PAGE = RESULTS.parents[1] / "docs" / "performance.md"
-MARKS = "<!-- launches -->", "<!-- /launches -->"
+PAGE = ROOT / "docs" / "performance.md"
 TOLERANCE = 1e-3
 GRADIENTS = ("auto", "direct", "discrete", "gq", "gq-paper", "adjoint", "seminorm")
 FIXED = {"method": "radauIIA3", "options": {"step_size": 0.1}}
@@ -48,7 +46,6 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "implicit": ("crossing-20", FIXED),
     "tiny": ("tiny-crossing", {}),
 }
-Record = dict[str, Any]
 Solve = Callable[[], Tensor]
 
 
@@ -132,37 +129,22 @@ def _entry(record: Record | None) -> str:
     return f"{kernels} / {reads} ({record['backward']['reads']})"
 
 
-def show(records: list[Record]) -> None:
-    """Put the table into the docs."""
-    text = PAGE.read_text()
-    before, rest = text.split(MARKS[0])
-    after = rest.split(MARKS[1])[1]
-    PAGE.write_text(f"{before}{MARKS[0]}\n{table(records)}\n{MARKS[1]}{after}")
-
-
-def load(folder: Path = RESULTS) -> list[Record]:
-    return [json.loads(line) for line in (folder / "launches.jsonl").read_text().splitlines()]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[*PROBLEMS], default=[p for p in PROBLEMS if p != "tiny"])
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     threads.set_threads()
-    args.out.mkdir(parents=True, exist_ok=True)
     kept: dict[str, list[Record]] = {}
-    if (args.out / "launches.jsonl").exists():
-        for record in load(args.out):
-            kept.setdefault(record["problem"], []).append(record)
+    for record in load("launches", args.out):
+        kept.setdefault(record["problem"], []).append(record)
     for problem in args.only:
         kept[problem] = measure(problem)
         print(table(kept[problem]), flush=True)
     records = [r for problem in PROBLEMS for r in kept.get(problem, [])]
-    (args.out / "launches.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    (args.out / "launches.md").write_text(table(records) + "\n")
+    write("launches", records, table(records), args.out)
     if args.out == RESULTS:
-        show(records)
+        show("launches", table(records), PAGE)
 
 
 if __name__ == "__main__":

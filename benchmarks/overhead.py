@@ -1,11 +1,16 @@
 """What a forward solve costs beside its evaluations of f: ``python -m benchmarks.overhead`` on a quiet machine.
 
-The same evaluations are made without a solver, at the times and states of the solve, in turns with it. The aim is a
-ratio of 1.25 of the times. Operations dispatched and Python calls do not depend on what else the machine does.
+The same evaluations are made without a solver (*bare*), at the times and states of the solve, in turns with it. The aim
+is a ratio of 1.25 of the times. *Inlined* are the operations of the same steps of dopri5, written one after another
+without checks or objects: no solver that makes these operations from Python can be faster. Operations dispatched and
+Python calls do not depend on what else the machine does. Writes ``overhead.jsonl`` and ``overhead.md``, the table that
+docs/performance.md shows.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,13 +25,17 @@ from torch import Tensor
 
 import quadjoint as qj
 from benchmarks.counting import Counting
-from benchmarks.measure import Contender, Limits, in_turns
-from benchmarks.problems import build, cells
+from benchmarks.measure import Contender, Limits, in_turns, machine
+from benchmarks.output import RESULTS, ROOT, Record, show, write
+from benchmarks.problems import Case, build, cells
+from quadjoint.solver.methods.catalogue import RUNGE_KUTTA
 
+PAGE = ROOT / "docs" / "performance.md"
 AIM = 1.25
 CELLS = ("crossing-20", "spheres-5-1x")
 LIMITS = Limits(turns=30, total=4.0)
-TOLERANCES = {"rtol": 1e-3, "atol": 1e-3}
+TOLERANCE = 1e-3
+KINDS = ("solve", "inlined", "bare")
 
 
 def calls(run: Callable[[], Any]) -> int:
@@ -45,48 +54,98 @@ def calls(run: Callable[[], Any]) -> int:
     return count
 
 
-def pair(name: str) -> tuple[Callable[[], Any], Callable[[], Any], int]:
-    """A solve without grad, its evaluations alone, and their number."""
-    case, inputs = build(cells()[name]), []
+def inlined(case: Case, lengths: list[float]) -> Callable[[], Tensor]:
+    """The operations of a solve by dopri5 in steps of given lengths, and nothing else."""
+    method = RUNGE_KUTTA["dopri5"]
+    assert method.tableau.b_error is not None
+    columns, last = method.columns(case.y0), float(method.tableau.b_error[-1])
+    norm, start = torch.linalg.vector_norm, float(case.t[0])
+
+    def run() -> Tensor:
+        y, t0 = case.y0, start
+        k = case.f(torch.full((), t0), y)
+        scale = y.abs().mul_(TOLERANCE).add_(TOLERANCE)
+        torch.stack([norm(y / scale), norm(k / scale)]).tolist()
+        ahead = case.f(torch.full((), t0), torch.add(y, k, alpha=1e-2))
+        norm((ahead - k) / scale).item()
+        observed = [y[None]]
+        for h in lengths:
+            times = torch.tensor([t0 + c * h for c in method.nodes]).unbind()
+            sums = columns[0] * k
+            rows = sums.unbind()
+            for i in range(1, 7):
+                y1 = torch.add(y, rows[i - 1], alpha=h)
+                k = case.f(times[i], y1)
+                if i < 6:
+                    sums.addcmul_(columns[i], k)
+            error = torch.add(rows[-1], k, alpha=last) * h
+            norm(error / torch.maximum(y.abs(), y1.abs()).mul_(TOLERANCE).add_(TOLERANCE)).item()
+            y, t0 = y1, t0 + h
+        return torch.cat([*observed, y[None]])
+
+    return run
+
+
+def contenders(name: str) -> tuple[dict[str, Callable[[], Any]], int]:
+    """A solve without grad, its operations inlined, its evaluations alone; and the number of these."""
+    case, inputs, ends = build(cells()[name]), [], [0.0]
+    tolerances = {"rtol": TOLERANCE, "atol": TOLERANCE}
 
     def watched(t: Tensor, y: Tensor) -> Tensor:
         inputs.append((t, y))
         return case.f(t, y)
 
-    qj.odeint(watched, case.y0, case.t, **TOLERANCES)
+    watched.callback_accept_step = lambda t, y, dt: ends.append(float(t + dt))  # type: ignore[attr-defined]
+    found = qj.odeint(watched, case.y0, case.t, **tolerances)
 
     def bare() -> None:
         for t, y in inputs:
             case.f(t, y)
 
-    return lambda: qj.odeint(case.f, case.y0, case.t, **TOLERANCES), bare, len(inputs)
+    alone = inlined(case, [b - a for a, b in itertools.pairwise(ends)])
+    torch.testing.assert_close(alone()[-1], found[-1], rtol=1e-5, atol=1e-6)
+    solve = lambda: qj.odeint(case.f, case.y0, case.t, **tolerances)  # noqa: E731
+    return dict(zip(KINDS, (solve, alone, bare), strict=True)), len(inputs)
 
 
-def measure(name: str, limits: Limits = LIMITS) -> dict[str, Any]:
+def measure(name: str, limits: Limits = LIMITS) -> Record:
     with torch.no_grad():
-        solve, bare, evaluations = pair(name)
-        solve(), bare()
-        found: dict[str, Any] = {"cell": name, "evaluations": evaluations}
-        for what, run in (("solve", solve), ("bare", bare)):
+        runs, evaluations = contenders(name)
+        found: Record = {"kind": "overhead", "cell": name, "evaluations": evaluations}
+        for kind, run in runs.items():
+            run()
             with Counting() as counts:
                 run()
-            found |= {f"{what}_kernels": counts.totals()["kernels"], f"{what}_calls": calls(run)}
-        contenders = [Contender(run, {"method": what}, 1e-3) for what, run in (("solve", solve), ("bare", bare))]
-        in_turns(contenders, limits)
-        found |= {f"{c.record['method']}_seconds": min(c.seconds) for c in contenders}
+            found |= {f"{kind}_kernels": counts.totals()["kernels"], f"{kind}_calls": calls(run)}
+        every = [Contender(run, {"method": kind}, 1e-3) for kind, run in runs.items()]
+        in_turns(every, limits)
+        found |= {f"{c.record['method']}_seconds": c.record["seconds_best"] for c in every}
     return found
 
 
+def table(records: list[Record]) -> str:
+    lines = ["| problem | evaluations | | operations | Python calls | ms, best | over bare evaluations |"]
+    lines.append("| --- | ---: | --- | ---: | ---: | ---: | ---: |")
+    for r in records:
+        if r["kind"] == "machine":
+            continue
+        for kind in KINDS:
+            ratio = r[f"{kind}_seconds"] / r["bare_seconds"]
+            figures = f"{r[f'{kind}_kernels']} | {r[f'{kind}_calls']} | {1e3 * r[f'{kind}_seconds']:.2f} | {ratio:.2f}"
+            lines.append(f"| {r['cell']} | {r['evaluations']} | {kind} | {figures} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    out = parser.parse_args().out
     threads.set_threads()
-    print("| problem | evaluations | operations | Python calls | ms, best | ratio | aim |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for name in CELLS:
-        f = measure(name)
-        ratio = f["solve_seconds"] / f["bare_seconds"]
-        ms = f"{1e3 * f['solve_seconds']:.2f} / {1e3 * f['bare_seconds']:.2f}"
-        counts = " | ".join(f"{f[f'solve_{kind}']} / {f[f'bare_{kind}']}" for kind in ("kernels", "calls"))
-        print(f"| {name} | {f['evaluations']} | {counts} | {ms} | {ratio:.2f} | {AIM} |", flush=True)
+    records = [machine(), *(measure(name) for name in CELLS)]
+    print(table(records))
+    write("overhead", records, table(records), out)
+    if out == RESULTS:
+        show("overhead", table(records), PAGE)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python benchmarks/stiff.py                                  # everything; about half an hour
     python benchmarks/stiff.py --only robertson --batches 1 4   # a part of it
-    python benchmarks/stiff.py --json FILE                      # the records as well
+
+Writes ``stiff.jsonl`` and ``stiff.md``, of which docs/stiff.md shows a part.
 
 Robertson's reaction and Van der Pol's oscillator, with rates of their own in every sample, and a network of width 32
 with decays from 1 to 1e4; rtol = 1e-6, atol = 1e-9, float64. Errors are those of the first samples against solves at
@@ -13,7 +14,6 @@ Jacobians and factorisations are counted apart from the timing.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -33,11 +33,13 @@ import torch
 from torch import Tensor
 
 import quadjoint as qj
+from benchmarks.measure import machine
+from benchmarks.output import RESULTS, ROOT, Record, show, write
 from benchmarks.stiff_problems import PROBLEMS, StiffProblem, draw
 from benchmarks.verdicts import judge
 from quadjoint.solver.methods import jacobian
 
-ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "stiff.md"
 RTOL, ATOL, EXACT = 1e-6, 1e-9, 1e-12
 SECONDS = 60.0  # a method whose first run takes longer is not repeated
 OURS = {
@@ -47,7 +49,6 @@ OURS = {
     "quadjoint:radauIIA5 independent": {"method": "radauIIA5", "independent": True},
 }
 DIFFRAX, SCIPY = "diffrax:Kvaerno5", "scipy:Radau"
-Record = dict[str, Any]
 
 
 @contextmanager
@@ -225,6 +226,7 @@ def measure(name: str, batch: int, *, turns: int, samples: int) -> list[Record]:
 def report(records: list[Record]) -> str:
     columns = ("seconds_forward", "seconds_gradient", "error", "gradient_error", "steps_mean", "steps_most", "rejected")
     columns += ("evaluations", "jacobians", "factorisations")
+    records = [r for r in records if r.get("kind") != "machine"]
     lines = ["| cell | method | " + " | ".join(c.replace("_", " ") for c in columns) + " |"]
     lines.append("| --- " * (len(columns) + 2) + "|")
     for r in records:
@@ -238,8 +240,26 @@ def report(records: list[Record]) -> str:
     return "\n".join(lines)
 
 
+def summary(records: list[Record]) -> str:
+    """What a reader of the docs wants to know: times and errors, batch by batch."""
+    lines = [
+        "| problem, batch | method | forward | gradient | gradient is off by |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    for r in records:
+        if r.get("kind") == "machine" or r["status"] != "ok":
+            continue
+        name, batch = r["cell"].rsplit("-", 1)
+        gradient = f"{r['seconds_gradient']:.3g} s" if "seconds_gradient" in r else ""
+        error = f"{r['gradient_error']:.0e}" if "gradient_error" in r else ""
+        method = r["method"].replace("quadjoint:", "").replace(":", " ")
+        lines.append(f"| {name}, {batch} | {method} | {r['seconds_forward']:.3g} s | {gradient} | {error} |")
+    return "\n".join(lines)
+
+
 def verdicts(records: list[Record]) -> list[Any]:
     """The best of our methods in every cell: of those whose gradient is right, if there is one."""
+    records = [r for r in records if r.get("kind") != "machine"]
     by = {(r["cell"], r["method"]): r for r in records if r["status"] == "ok"}
     cells = list(dict.fromkeys(r["cell"] for r in records))
     best: dict[str, dict[str, Record]] = {"forward": {}, "gradient": {}}
@@ -268,17 +288,18 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 100])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--samples", type=int, default=3, help="samples with a reference, and solved by SciPy")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     threads.set_threads()
-    records: list[Record] = []
+    records: list[Record] = [machine()]
     for name in given.only:
         for batch in given.batches:
             print(f"{name}, batch {batch}", file=sys.stderr, flush=True)
             records += measure(name, batch, turns=given.turns, samples=given.samples)
     print(report(records))
-    if given.json is not None:
-        given.json.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    write("stiff", records, report(records), given.out)
+    if given.out == RESULTS:
+        show("stiff", summary(records), PAGE)
 
 
 if __name__ == "__main__":

@@ -219,11 +219,13 @@ def test_times_in_the_readme_are_those_of_the_committed_benchmarks() -> None:
     assert "\n".join(table([json.loads(line) for line in lines])) in (ROOT / "README.md").read_text()
 
 
-def test_counts_of_operations_are_those_of_the_committed_benchmarks() -> None:
-    from benchmarks.launches import load, table
+@pytest.mark.parametrize("module", ["independent", "launches", "overhead", "step_graphs", "stiff"])
+def test_tables_on_pages_are_those_of_the_committed_benchmarks(module: str) -> None:
+    from benchmarks.output import between_marks, load
 
-    page = (ROOT / "docs" / "performance.md").read_text()
-    assert f"<!-- launches -->\n{table(load())}\n<!-- /launches -->" in page
+    benchmark = importlib.import_module(f"benchmarks.{module}")
+    of_records = {"independent": "markdown", "stiff": "summary"}.get(module, "table")
+    assert between_marks(module, getattr(benchmark, of_records)(load(module))) in benchmark.PAGE.read_text()
 
 
 def test_navigation_has_every_page() -> None:

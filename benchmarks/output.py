@@ -1,0 +1,39 @@
+"""Where the smaller benchmarks write: records and tables into a folder, and a table onto a page of the docs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+Record = dict[str, Any]
+
+
+def write(name: str, records: Iterable[Record], text: str, folder: Path) -> None:
+    """The records as ``name.jsonl`` and their table as ``name.md``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    (folder / f"{name}.md").write_text(f"{text.strip()}\n", encoding="utf-8")
+
+
+def load(name: str, folder: Path = RESULTS) -> list[Record]:
+    """The records of a run before, none if there was none."""
+    path = folder / f"{name}.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def between_marks(name: str, text: str) -> str:
+    """A table as it stands on a page, where the next run will find it."""
+    return f"<!-- {name} -->\n{text.strip()}\n<!-- /{name} -->"
+
+
+def show(name: str, text: str, page: Path) -> None:
+    """Put a table in the place of the one before."""
+    old = page.read_text(encoding="utf-8")
+    before, rest = old.split(f"<!-- {name} -->")
+    after = rest.split(f"<!-- /{name} -->")[1]
+    page.write_text(f"{before}{between_marks(name, text)}{after}", encoding="utf-8")

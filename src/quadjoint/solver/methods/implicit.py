@@ -19,7 +19,7 @@ from quadjoint.solver.methods.stage_solve import Block, Memory, Solved, StageSol
 from quadjoint.solver.methods.stages import StageMatrix
 from quadjoint.solver.methods.sums import Weights, combine, nonzero, stage_time, weighted
 from quadjoint.solver.methods.tableau import ButcherTableau
-from quadjoint.solver.protocols import Clock, Nudge, Time, VectorField
+from quadjoint.solver.protocols import Clock, Nudge, Step, Time, VectorField
 
 INSIDE = 0.4  # fraction of a step at which its polynomial is held against the differential equation
 
@@ -115,10 +115,6 @@ class ImplicitStep(RungeKuttaStep):
             inside = filtered((slope - self.f(time, u)) * (dt * (0.5 * float(method.filter.a[0, 0]))))
             return (found.abs().square() + inside.abs().square()).sqrt()
 
-    def forget(self) -> None:
-        """Let go of Jacobians and factors, once the next step has them."""
-        self.memory = self.next_memory = None
-
 
 class ImplicitRungeKutta(RungeKutta):
     """Steps of one implicit Runge-Kutta method.
@@ -195,6 +191,11 @@ class ImplicitRungeKutta(RungeKutta):
             failed=failed,
             lost=solved.lost if isinstance(solved, SampleSolved) else None,
         )
+
+    def forget(self, step: Step) -> None:
+        """Free Jacobians and factors, once the next step has them."""
+        assert isinstance(step, ImplicitStep)
+        step.memory = step.next_memory = None
 
     def _record(self, at: StageSolver, solved: Solved, slope: Tensor | None) -> None:
         """Put in place of the stages the same ones, such that autograd can differentiate them."""

@@ -118,7 +118,7 @@ class Integrator:
         """One step; whether it was accepted."""
         t, y, control, hooks = self.t, self.y, self.control, self.hooks
         stop = self.stops[-1]
-        t1, clock = control.propose(t, stop, y)
+        t1, clock = control.propose(t, stop)
         nudge = _nudge(self.fresh or control.perturb, t1 in self.discontinuities or control.perturb, t1 - t)
         if hooks.on_step:
             hooks.on_step(t, y, t1 - t)

@@ -96,10 +96,8 @@ class ImplicitStep(RungeKuttaStep):
         method, samples = self.method, self.memory.samples
         with torch.no_grad():
             dt = self.dt.detach() if isinstance(self.dt, Tensor) else self.dt
-            known = (self.memory.factors or (dt, {}))[1].get(
-                id(method.filter)
-            )  # those of the stages, if gamma is theirs
-            factors = known or self.memory.jacobian.factorize(method.filter, samples.spread(dt))
+            known = (self.memory.factors or (dt, {}))[1]  # those of the stages may have the same gamma
+            factors = known.get(id(method.filter)) or self.memory.jacobian.factorize(method.filter, samples.spread(dt))
 
             def filtered(x: Tensor) -> Tensor:
                 return samples.state_of(factors.solve(samples.rows_of(x)[:, None])[:, 0])

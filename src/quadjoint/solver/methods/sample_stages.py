@@ -52,7 +52,7 @@ class SampleStageSolver(StageSolver):
                 "64 numbers that do not depend on each other, and options['linear_solver'] = 'auto' or 'batched'."
             )
         memory = replace(memory, factors=(self.dt, {}))
-        solved = SampleSolved(memory, [], [], {}, lost=self.y.new_zeros(len(self.y), dtype=torch.bool))
+        solved = SampleSolved(memory, lost=self.y.new_zeros(len(self.y), dtype=torch.bool))
         self._fill(solved)
         return solved
 

@@ -8,7 +8,7 @@ iteration has left by h |df/dy|.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -97,9 +97,9 @@ class Solved:
     """Stages that were found, as far as they were."""
 
     memory: Memory  # with the Jacobian that was used
-    ks: list[Tensor]
-    inputs: list[Tensor]
-    zs: dict[int, Tensor]  # by the first stage of a block, shape (rows, q, d)
+    ks: list[Tensor] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
+    zs: dict[int, Tensor] = field(default_factory=dict)  # by the first stage of a block, shape (rows, q, d)
     failure: Found | None = None
     contraction: float = 0.0  # the worst of all blocks
     iterations: int = 0  # the most of all blocks
@@ -161,8 +161,7 @@ class StageSolver:
         return replace(memory, samples=samples, jacobian=jacobian, fresh=True, factors=None)
 
     def _all(self, memory: Memory) -> Solved:
-        assert memory.samples is not None
-        solved = Solved(memory, [], [], {})
+        solved = Solved(memory)
         self._fill(solved)
         return solved
 

@@ -38,11 +38,11 @@ class Solved:
 def conclude(arranged: Arranged, task: Task, out: Outcome, flow: Flow, *, in_times: bool) -> Solved:
     """The result of a solve; ``in_times`` makes the observations differentiable in their times."""
     ys = out.observer.arrange(out.ys)
-    found = Solved(arranged.t, ys, task.stats, out.parts, flow, (0.0, 0.0))
     if isinstance(out.run, SampleIntegration):
+        found = Solved(arranged.t, ys, task.stats, out.parts, flow, (0.0, 1.0))
         found = _end_of_samples(found, arranged, task, out.run, in_times=in_times)
     else:
-        found = replace(found, interval=arranged.spec.interval)
+        found = Solved(arranged.t, ys, task.stats, out.parts, flow, arranged.spec.interval)
         if arranged.spec.event is not None:
             found = _event(found, arranged, task, out.run.event_time)
             in_times = in_times or (found.event_time is not None and private.is_differentiated(found.event_time))
@@ -52,7 +52,8 @@ def conclude(arranged: Arranged, task: Task, out: Outcome, flow: Flow, *, in_tim
         if in_times:
             t = found.ts.T if flow.per_sample else found.ts
             found = replace(found, ys=shift(flow, found.ys, t, params=task.params))
-    return replace(found, ys=arranged.layout.unpack(found.ys, leading=1))
+    unpacked = arranged.layout.unpack(found.ys, leading=1)
+    return found if unpacked is found.ys else replace(found, ys=unpacked)
 
 
 def _event(found: Solved, arranged: Arranged, task: Task, event_time: float | None) -> Solved:
@@ -100,7 +101,6 @@ def _end_of_samples(found: Solved, arranged: Arranged, task: Task, run: SampleIn
         found,
         ts=t if event is not None else arranged.t,
         ys=ys,
-        interval=(0.0, 1.0),
         clock=clock,
         event_time=event if spec.event is not None else None,
         event_index=run.event_index,

@@ -167,7 +167,8 @@ def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -
         elif transformed:
             how = _transformable(how, task)
         spec = how.adapt(spec)
-        task = replace(task, spec=spec)
+        if spec is not arranged.spec:
+            arranged, task = replace(arranged, spec=spec), replace(task, spec=spec)
         flow = Flow(spec.f, y, task.snapshot, task.stats)
         # Gradients in the times come from the flow at the observations, unless a fixed grid carries them.
         moving = private.is_differentiated(t) if transformed else t.requires_grad and wanted
@@ -184,7 +185,7 @@ def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -
             raise ValueError(HIDDEN) from error
         raise
     random.refuse(spec, arranged.y0, fixed_is_fine=how.name == "direct" or not wanted)
-    return conclude(replace(arranged, spec=spec), task, out, flow, in_times=by_flow)
+    return conclude(arranged, task, out, flow, in_times=by_flow)
 
 
 def _chosen(how: Gradient, task: Task, first: First) -> Gradient:

@@ -95,7 +95,10 @@ def saved_tensors_are_watched() -> bool:
 
 def version(x: Tensor) -> int:
     """How often ``x`` was changed in place, 0 if torch does not count. Without the name: changes go unnoticed."""
-    return 0 if x.is_inference() else getattr(x, "_version", 0)
+    try:
+        return x._version
+    except (RuntimeError, AttributeError):  # torch does not count changes of tensors of the inference mode
+        return 0
 
 
 def has_hooks(x: Tensor) -> bool:

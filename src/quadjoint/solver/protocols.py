@@ -81,7 +81,7 @@ class Step(Protocol):
 
     @property
     def error(self) -> Tensor | None:
-        """Estimate of the local error; None if the method has none."""
+        """Estimate of the local error, asked for while autograd records nothing; None if the method has none."""
 
     @property
     def ratio(self) -> Tensor | float | None:

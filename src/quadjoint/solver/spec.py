@@ -144,7 +144,7 @@ class Spec:
             control=self.solver.make_control(),
             observer=observer,
             watch=watch,
-            hooks=replace(self.hooks, accepted=accepted),
+            hooks=self.hooks if accepted is None else replace(self.hooks, accepted=accepted),
             keep=self.dense,
         )
 
@@ -167,7 +167,7 @@ class Spec:
             control=SampleControl(self.solver.settings, self.solver.order, samples),
             observer=observer,
             watch=watch,
-            hooks=replace(self.hooks, accepted=accepted),
+            hooks=self.hooks if accepted is None else replace(self.hooks, accepted=accepted),
             keep=self.dense,
         )
 

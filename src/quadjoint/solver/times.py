@@ -47,9 +47,12 @@ def check_times(t: Tensor, name: str = "t") -> np.ndarray:
 
 def _are_fine(values: np.ndarray) -> bool:
     """Whether times, or every row of them, are finite and strictly monotone; a row with padding is not looked at."""
+    if values.shape[-1] == 1:
+        return bool(np.isfinite(values).all())
     steps = values[..., 1:] - values[..., :-1]
-    monotone = (steps > 0).all(-1) | (steps < 0).all(-1)
-    return bool(np.all(monotone)) and bool(np.isfinite(values[..., 0] + values[..., -1]).all())
+    least, most = steps.min(-1), steps.max(-1)  # NaN if any is, which is neither positive nor negative
+    monotone = (least > 0) | (most < 0)
+    return bool(monotone.all()) and bool(np.isfinite(values[..., 0] + values[..., -1]).all())
 
 
 def _short(values: np.ndarray) -> str:

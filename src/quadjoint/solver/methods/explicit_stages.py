@@ -49,7 +49,7 @@ def take_stages(
     """
     if times is None:
         times = [stage_time(c, ends, length) for c in method.nodes[: method.stages]]
-    nudges = [stage_nudge(c, nudge) for c in method.nodes]
+    nudges = [stage_nudge(c, nudge) for c in method.nodes] if any(nudge) else method.no_nudges
     if method.pays_to_sum and _is_small(method, y):
         return _summed(method, f, times, y, k, dt=dt, nudges=nudges)
     ks, inputs = [k], [y]
@@ -83,18 +83,23 @@ def _summed(
     in_place = not torch.is_grad_enabled() and not private.is_transformed()
     ks, inputs, last = [k], [y], method.stages - 1
     sums = columns[0] * k
+    rows: Sequence[Tensor] = sums.unbind() if in_place else sums  # views, which stay true
     for i in range(1, method.stages):
-        inputs.append(_moved(y, sums[i - 1], dt))
-        k = f(times[i], inputs[i], nudges[i])
+        state = _moved(y, rows[i - 1], dt)
+        k = f(times[i], state, nudges[i])
+        inputs.append(state)
         ks.append(k)
-        if i < last:
-            sums = sums.addcmul_(columns[i], k) if in_place else torch.addcmul(sums, columns[i], k)
+        if i == last:
+            break
+        if in_place:
+            sums.addcmul_(columns[i], k)
+        else:
+            rows = sums = torch.addcmul(sums, columns[i], k)
     y1, error = inputs[-1], None
     if not method.fsal:
-        y1 = _moved(y, torch.add(sums[last], k, alpha=method.tableau.b[last]), dt)
+        y1 = _moved(y, torch.add(rows[last], k, alpha=method.tableau.b[last]), dt)
     if method.tableau.b_error is not None:
-        with torch.no_grad():
-            error = torch.add(sums[-1], k, alpha=method.tableau.b_error[last])
+        error = torch.add(rows[-1].detach(), k.detach(), alpha=method.tableau.b_error[last])
     return Taken(ks, inputs, y1, error)
 
 

@@ -41,6 +41,7 @@ class RungeKutta(Stepper):
         self.fsal = tableau.fsal
         self.stages = s
         self.evaluations = s - 1 if self.fsal else s
+        self.no_nudges = [0] * len(self.nodes)
         self.pays_to_sum = sums_pay(self)
         self._columns: dict[Any, list[Tensor]] = {}
         self._constants: dict[tuple[torch.dtype, torch.device], Tensor] = {}

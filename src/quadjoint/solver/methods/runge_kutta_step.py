@@ -75,13 +75,13 @@ class RungeKuttaStep:
         if self.method.error_weights is None:
             return None
         known, self.error_sum = self.error_sum, None  # steps may be kept, this need not be
-        with torch.no_grad():
-            scale = self.t1 - self.t0 if self.lengths is None else self.lengths
-            if known is not None:
-                return known * scale
-            if self.lengths is None:
-                return weighted(self.ks, self.method.error_weights, scale)
-            return weighted(self.ks, self.method.error_weights, 1.0).mul_(scale)
+        lengths = self.lengths
+        scale = self.t1 - self.t0 if lengths is None else lengths
+        if known is not None:
+            return known * scale
+        if lengths is None:
+            return weighted(self.ks, self.method.error_weights, scale)
+        return weighted(self.ks, self.method.error_weights, 1.0).mul_(scale)
 
     @property
     def lengths(self) -> Tensor | None:

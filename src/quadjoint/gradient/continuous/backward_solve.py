@@ -26,7 +26,6 @@ from quadjoint.solver.clocks import LinearMap, PiecewiseMap
 from quadjoint.solver.control import GridControl
 from quadjoint.solver.integrate import Hooks, Integration, Integrator
 from quadjoint.solver.methods.catalogue import make_solver
-from quadjoint.solver.methods.jacobian import JacobianSource
 from quadjoint.solver.methods.scipy_solvers import Scipy
 from quadjoint.solver.observe import Observer, SampleObserver
 from quadjoint.solver.protocols import Time, VectorField
@@ -143,7 +142,7 @@ class _BackwardSolve(VectorField):
     def own_jacobian(self, t: Time, y: Tensor, nudge: int) -> AugmentedJacobian:
         """For implicit methods."""
         z = self.layout.unpack(y)[0]
-        return AugmentedJacobian(JacobianSource(), self.task.f, t, z, nudge)
+        return AugmentedJacobian(self.task.f, t, z, nudge)
 
     def _jump(self, t: float) -> Callable[[Tensor], Tensor]:
         """Apply an observation: add its gradient, and put z back on the forward solution."""

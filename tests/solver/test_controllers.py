@@ -118,6 +118,29 @@ def test_a_controller_of_ones_own() -> None:
     assert w.grad is not None and w.grad.item() == pytest.approx(-np.exp(-1), rel=1e-4)
 
 
+@pytest.mark.parametrize("independent", [False, True])
+def test_a_controller_with_nothing_but_factor_is_given_the_steps_before(independent: bool) -> None:
+    """One that hands on to a controller with a memory, and says of itself only ``factor``, takes the same steps."""
+    inner = qj.PIDController(p=0.3, i=0.4)
+
+    class Handing:
+        def factor(self, ratio: Any, history: Any, *, order: int, safety: float, growth: Any) -> Any:
+            return inner.factor(ratio, history, order=order, safety=safety, growth=growth)
+
+    found = [
+        qj.odeint(
+            lambda t, y: torch.cos(3 * t) * y,
+            torch.tensor([[1.0], [2.0]], dtype=torch.float64),
+            torch.linspace(0, 5, 4, dtype=torch.float64),
+            rtol=1e-6,
+            independent=independent,
+            options={"controller": controller},
+        )
+        for controller in (inner, Handing())
+    ]
+    assert torch.equal(*found)
+
+
 def test_coefficients_that_control_nothing() -> None:
     with pytest.raises(ValueError, match=r"needs p \+ i \+ d > 0"):
         qj.PIDController(p=0.1, i=0.0, d=-0.2)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import quadjoint as qj
+from quadjoint.solver.dynamics import Dynamics
 from stiff_problems import PROBLEMS, robertson
 
 IMPLICIT = {name: tableau for name, tableau in qj.TABLEAUS.items() if not tableau.explicit}
@@ -235,10 +236,8 @@ def test_errors_of_a_stiff_component_are_damped_and_not_multiplied_by_its_rate(n
     """
     stepper = qj.solver.methods.catalogue.runge_kutta_of(name)  # type: ignore[attr-defined]
 
-    def decay(t: Any, y: Tensor, nudge: int = 0) -> Tensor:
-        return -1e8 * y
-
     y = torch.full((1, 1), 1e-3, dtype=torch.float64)
+    decay = Dynamics(lambda t, y: -1e8 * y, y)
     with torch.no_grad():
         first = stepper.step(decay, 0.0, 1.0, y)
         second = stepper.step(decay, 1.0, 2.0, first.y1 + 1e-3, carry=first.carry)

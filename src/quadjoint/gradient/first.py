@@ -15,7 +15,7 @@ from quadjoint.autograd.captured import Snapshot
 from quadjoint.autograd.leaves import Frontier, are_referenced, separate, upstream
 from quadjoint.autograd.recorded import Recording, record_and_count
 from quadjoint.solver.dynamics import Dynamics
-from quadjoint.solver.protocols import Time
+from quadjoint.solver.protocols import Time, VectorField
 from quadjoint.solver.spec import Spec
 
 
@@ -91,13 +91,26 @@ class First:
         return any(private.is_reentrant_checkpoint(node) for node in upstream(self.recording.out))
 
 
-class StartedDynamics:
+class WatchedDynamics(VectorField):
+    """Dynamics some of whose evaluations are answered or recorded by a subclass."""
+
+    def __init__(self, f: Dynamics) -> None:
+        self.f = f
+
+    @property
+    def dynamics(self) -> Dynamics:
+        return self.f
+
+    def as_tensors(self, times: Sequence[float]) -> Sequence[Tensor]:
+        return self.f.as_tensors(times)
+
+
+class StartedDynamics(WatchedDynamics):
     """The dynamics of a solve whose first evaluation has been made."""
 
     def __init__(self, f: Dynamics, first: First, value: Tensor) -> None:
-        self.f, self.first, self.value = f, first, value
-        self.dynamics = f
-        self.used = False
+        super().__init__(f)
+        self.first, self.value, self.used = first, value, False
 
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:
         if not self.used:

@@ -78,7 +78,7 @@ def sdeint(
     except ImportError as error:
         raise ImportError("sdeint solves SDEs with torchsde: pip install 'quadjoint[sde]'") from error
 
-    t = _check_input(sde, y0, t, dt, method)
+    t = _check_input(y0, t, dt, method)
     _check_settings(sde, method, adjoint=adjoint, adaptive=adaptive, logqp=logqp, further=further)
     converted = sde.converted(_CALCULUS[method] or sde.sde_type)
     equation, size = (LogRatioSDE(sde, converted) if logqp else converted), list(converted.noise_shape(t[0], y0))
@@ -100,7 +100,7 @@ def sdeint(
     return split_log_ratio(ys) if logqp else ys
 
 
-def _check_input(sde: NeuralSDE, y0: Tensor, t: Tensor, dt: float, method: str) -> Tensor:
+def _check_input(y0: Tensor, t: Tensor, dt: float, method: str) -> Tensor:
     """The times on the device of the state; input that torchsde cannot solve is refused in words."""
     if method not in _CALCULUS:
         raise ValueError(f"unknown method {method!r}.{nearest(method, _CALCULUS)}")

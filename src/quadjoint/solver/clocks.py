@@ -40,6 +40,7 @@ class LinearMap:
 
     def __init__(self, t: Tensor, y: Tensor) -> None:
         shape, self.dtype = (-1, *(1,) * (y.ndim - 1)), y.dtype.to_real()
+        self.clock_dtype = self.dtype
         self.ends = t.detach()[:, [0, -1]].to("cpu", torch.float64)
         self.start, self.stop = (self.ends[:, i].reshape(shape).to(y.device, wide(y.device)) for i in (0, 1))
         self.rate = (self.ends[:, 1] - self.ends[:, 0]).reshape(shape).to(y.device, self.dtype)

@@ -93,7 +93,7 @@ class AdaptiveControl:
         h1 = max(1e-6, h0 * 1e-3) if d1 <= 1e-15 and d2 <= 1e-15 else (0.01 / max(d1, d2)) ** (1.0 / self.order)
         return min(100 * h0, h1)
 
-    def propose(self, t: float, stop: float, y: Tensor) -> tuple[float, Clock | None]:
+    def propose(self, t: float, stop: float) -> tuple[float, Clock | None]:
         """End of the next step: at most at ``stop``, never leaving a sliver before it.
 
         Steps of a few units in the last place of t lead nowhere: towards a singularity they would go on for ever
@@ -186,7 +186,7 @@ class GridControl:
     def start(self, f: VectorField, t0: float, y0: Tensor, t_end: float) -> Tensor | None:
         return None
 
-    def propose(self, t: float, stop: float, y: Tensor) -> tuple[float, Clock | None]:
+    def propose(self, t: float, stop: float) -> tuple[float, Clock | None]:
         if math.isfinite(stop) and stop != self.grid[-1] and self._passes(t, stop):
             return stop, None
         self.index += 1
@@ -218,7 +218,7 @@ class FreeControl(GridControl):
     def __init__(self, max_num_steps: int = 100_000) -> None:
         super().__init__([], max_num_steps=max_num_steps)
 
-    def propose(self, t: float, stop: float, y: Tensor) -> tuple[float, Clock | None]:
+    def propose(self, t: float, stop: float) -> tuple[float, Clock | None]:
         return stop, None
 
 

@@ -13,7 +13,7 @@ from quadjoint.solver.protocols import Controller, Number
 
 
 @dataclass(frozen=True)
-class PIDController:
+class PIDController(Controller):
     """Proportional, integral and derivative control of the step size.
 
     With the error r_n of a step in units of the tolerance and a method of order k, the step size is multiplied by
@@ -82,7 +82,7 @@ class Gustafsson(PIDController):
         return -(1.0 / order - 0.75 * beta), beta, 0.0
 
 
-class Predictive:
+class Predictive(Controller):
     """The controller for implicit methods (Gustafsson 1994; Hairer and Wanner, section IV.8).
 
     Errors of stiff solves change slowly and steadily, as steps become longer and longer. It expects the next one to
@@ -119,6 +119,16 @@ CONTROLLERS: dict[str, Controller] = {
 }
 
 
+@dataclass(frozen=True)
+class GivenController(Controller):
+    """A user's object, of which nothing but its method ``factor`` is known."""
+
+    given: Any
+
+    def factor(self, ratio: Number, history: tuple[Number, Number], **named: Any) -> Number:
+        return self.given.factor(ratio, history, **named)
+
+
 def controller_of(given: Any) -> Controller:
     """A controller by its name, or itself."""
     if isinstance(given, str):
@@ -133,4 +143,4 @@ def controller_of(given: Any) -> Controller:
             f"options['controller'] must be a name or an object with a method 'factor', such as qj.PIDController(); "
             f"got {given!r}."
         )
-    return given
+    return given if isinstance(given, Controller) else GivenController(given)

@@ -14,12 +14,14 @@ from quadjoint.autograd import private
 from quadjoint.autograd.captured import autocast_dtype
 from quadjoint.autograd.leaves import leaves
 from quadjoint.errors import warn_once
-from quadjoint.solver.protocols import Time
+from quadjoint.solver.protocols import Time, VectorField
 from quadjoint.solver.state import Layout
 
 
 class TimeMap(Protocol):
     """A time that the samples of a batch share, as each sample's own."""
+
+    clock_dtype: torch.dtype  # of the shared time
 
     def __call__(self, s: Tensor) -> tuple[Tensor, Tensor]:
         """s to (t, dt/ds), both shaped to broadcast against the state."""
@@ -31,7 +33,7 @@ class TimeMap(Protocol):
 _IN_PLACE = "f changed its input y in place; return a new tensor instead (for example y * 2, not y.mul_(2))."
 
 
-class Dynamics:
+class Dynamics(VectorField):
     """Wraps ``f(t, y)``.
 
     Times come as Python floats and reach ``f`` as 0-d tensors in the real dtype of the state. A function that calls
@@ -55,7 +57,7 @@ class Dynamics:
         self.shape, self.dtype, self.device = y0.shape, y0.dtype, y0.device
         self.per_sample = per_sample or time_map is not None  # whether f receives a time for each sample
         self.time_dtype = y0.dtype.to_real()
-        self.clock_dtype = getattr(time_map, "clock_dtype", self.time_dtype)  # of solver time
+        self.clock_dtype = self.time_dtype if time_map is None else time_map.clock_dtype  # of solver time
         self.evaluations = 0
         self.needs_grad = False
         self.stackable: bool | None = None  # whether vmap works; None until tried
@@ -64,6 +66,10 @@ class Dynamics:
     def __getstate__(self) -> dict[str, Any]:
         """For copies: without what belongs to the solve that is running and to the process."""
         return {**self.__dict__, "_last": None}
+
+    @property
+    def name(self) -> str:
+        return type(self.f).__name__
 
     def remapped(self, y: Tensor, time_map: TimeMap | None) -> Dynamics:
         """The same function of states like ``y`` on another clock."""

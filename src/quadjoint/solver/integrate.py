@@ -12,6 +12,7 @@ from torch import Tensor
 from quadjoint.errors import NonFiniteStateError, TooManyStepsError
 from quadjoint.solver.control import Control, GridControl
 from quadjoint.solver.events import EventWatch
+from quadjoint.solver.methods.runge_kutta_step import RungeKuttaStep
 from quadjoint.solver.observe import Collector, Observer, SampleObserver
 from quadjoint.solver.protocols import Nudge, Step, Stepper, VectorField
 from quadjoint.solver.state import is_finite
@@ -117,7 +118,7 @@ class Integrator:
         """One step; whether it was accepted."""
         t, y, control, hooks = self.t, self.y, self.control, self.hooks
         stop = self.stops[-1]
-        t1, clock = control.propose(t, stop, y)
+        t1, clock = control.propose(t, stop)
         nudge = _nudge(self.fresh or control.perturb, t1 in self.discontinuities or control.perturb, t1 - t)
         if hooks.on_step:
             hooks.on_step(t, y, t1 - t)
@@ -153,7 +154,7 @@ class Integrator:
             self.hooks.accepted(step)
         self.stiffness.accept(step)
         self.t, self.y, self.carry = step.t1, step.y1, step.carry
-        forget(step)
+        self.stepper.forget(step)
         self.fresh = self.t in self.discontinuities
         if self.t in self.jumps:
             self.y = self.jumps[self.t](self.y)
@@ -204,16 +205,9 @@ def retrace(
         out.steps.append(step)
         observer.collect(step)
         y, carry = step.y1, None if step.t1 in discontinuities else step.carry
-        forget(step)
+        stepper.forget(step)
     out.ys = observer.take()
     return out
-
-
-def forget(step: Step) -> None:
-    """Steps may be kept; what an implicit one knows for the next need not be."""
-    forget = getattr(step, "forget", None)
-    if forget is not None:
-        forget()
 
 
 def _too_many(solve: Integrator, step: Step) -> TooManyStepsError:
@@ -235,7 +229,7 @@ def _no_event(solve: Integrator, watch: EventWatch) -> TooManyStepsError:
 def _remedy(step: Step) -> str:
     """What to do about too many steps."""
     others = "raise options['max_num_steps'] or loosen the tolerances"
-    if getattr(step, "failed", None) is not None:  # it is implicit already
+    if isinstance(step, RungeKuttaStep) and not step.method.tableau.explicit:
         return f"{others[0].upper()}{others[1:]}."
     found = stiffness(step)
     if found is not None and found >= NEAR:

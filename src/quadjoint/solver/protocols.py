@@ -6,7 +6,7 @@ Whatever satisfies `Stepper` can be given as ``method=``, and whatever satisfies
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from quadjoint.solver.interpolation import Polynomial
+    from quadjoint.solver.methods.jacobian import Jacobian
 
 Time = float | Tensor
 Number = TypeVar("Number", float, Tensor)
@@ -23,14 +24,35 @@ Clock = tuple[Tensor, Tensor]
 Nudge = tuple[int, int]  # units in the last place by which the times of evaluations at t0 and at t1 are moved
 
 
-class VectorField(Protocol):
-    """What a stepper evaluates: dy/dt at a time and a state, ``nudge`` units in the last place beside the time.
-
-    If it, or the ``dynamics`` that it stands for, has a method ``as_tensors``, that brings several times to the device
-    at once.
-    """
+class Derivative(Protocol):
+    """dy/dt at a time and a state, ``nudge`` units in the last place beside the time."""
 
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor: ...
+
+
+class VectorField(Derivative, Protocol):
+    """What a stepper is given: a derivative, and what else is known of it."""
+
+    # df/dy at (t, y, nudge), if it is not to be found by differentiating f
+    own_jacobian: Callable[[Time, Tensor, int], Jacobian] | None = None
+
+    @property
+    def dynamics(self) -> VectorField:
+        """The same function without anything that watches its evaluations."""
+        return self
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return type(self).__name__
+
+    def as_tensors(self, times: Sequence[float]) -> Sequence[Time]:
+        """Several times in the form in which they are evaluated fastest."""
+        return times
+
+    def jacobian(self, given: Callable[..., Tensor], t: Time, y: Tensor) -> Tensor:
+        """What the user's function for df/dy returns."""
+        return given(t, y)
 
 
 class Step(Protocol):
@@ -172,9 +194,22 @@ class Stepper(Protocol):
         """The step from y(t0) = ``y`` to ``t1``, going on from what the step before gave as its ``carry``."""
         raise NotImplementedError
 
+    def forget(self, step: Step) -> None:
+        """Free what an accepted step, which may be kept, holds for the next one only; its ``carry`` has been read."""
+        return None
 
+
+@runtime_checkable
 class Controller(Protocol):
-    """Turns the errors of steps into the factor by which the step size changes. It has no state of its own."""
+    """Turns the errors of steps into the factor by which the step size changes. It has no state of its own.
+
+    A class of your own needs the method ``factor`` only.
+    """
+
+    @property
+    def memoryless(self) -> bool:
+        """Whether factors depend on ``ratio`` alone, so that ``history`` and ``growth`` need not be kept."""
+        return False
 
     def factor(
         self, ratio: Number, history: tuple[Number, Number], *, order: int, safety: float, growth: Number | float

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from quadjoint.solver.methods.runge_kutta import RungeKutta
 from quadjoint.solver.methods.runge_kutta_step import RungeKuttaStep
 from quadjoint.solver.methods.sums import nonzero, weighted
 from quadjoint.solver.methods.tableau import ButcherTableau
-from quadjoint.solver.protocols import Step, Stepper
+from quadjoint.solver.protocols import Step, Stepper, VectorField
 
 EVERY = 500  # accepted steps between two looks
 HITS, MISSES = 15, 6  # steps at the border that make a problem stiff, and steps inside that end a look
@@ -53,7 +52,7 @@ def stiffness(step: Step) -> float | None:
 class StiffnessWatch:
     """Looks at a step now and then, and says once that the problem is stiff."""
 
-    def __init__(self, stepper: Stepper, f: Any) -> None:
+    def __init__(self, stepper: Stepper, f: VectorField) -> None:
         self.active = isinstance(stepper, RungeKutta) and stepper.adaptive and stepper.tableau.explicit
         self.name, self.f = stepper.name, f
         self.hits = self.misses = self.count = 0
@@ -73,8 +72,7 @@ class StiffnessWatch:
                 self.hits = 0
         if self.hits == HITS:
             self.active = False
-            dynamics = getattr(self.f, "dynamics", self.f)
-            kind = type(getattr(dynamics, "f", dynamics)).__name__
+            kind = self.f.dynamics.name
             warn_once(
                 f"stiff {kind} {self.name}",
                 f"The problem ({kind}) seems to be stiff: around t = {step.t1:.6g} the steps of {self.name}, "

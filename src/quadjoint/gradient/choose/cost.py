@@ -114,7 +114,7 @@ class Decision:
     reason: str
 
 
-def decide(costs: dict[str, Estimate], *, evaluations: int = TYPICAL_EVALUATIONS, limit: float = math.inf) -> Decision:
+def decide(costs: dict[str, Estimate], *, limit: float = math.inf) -> Decision:
     """The one choice among methods, among the modes of "discrete" and among the ways to solve collocation equations.
 
     It is the fastest of those that keep no more than ``limit`` bytes; if none does, the one that keeps the least.
@@ -126,4 +126,4 @@ def decide(costs: dict[str, Estimate], *, evaluations: int = TYPICAL_EVALUATIONS
         name, why = min(costs, key=lambda n: costs[n].bytes), "none fits, this keeps the least"
     shown = ", ".join(f"{n} {c.seconds * 1e3:.3g} ms {c.bytes / 2**20:.3g} MiB" for n, c in costs.items())
     within = f" within {limit / 2**20:.4g} MiB" if math.isfinite(limit) else ""
-    return Decision(name, f"{name}: of {shown} for {evaluations} evaluations, {why}{within}")
+    return Decision(name, f"{name}: of {shown} for {TYPICAL_EVALUATIONS} evaluations, {why}{within}")

@@ -39,8 +39,8 @@ class _Transposed(ProductJacobian):
 class AugmentedJacobian:
     """The diagonal blocks at a time and a state z."""
 
-    def __init__(self, source: JacobianSource, f: VectorField, t: Time, z: Tensor, nudge: int) -> None:
-        self.samples, self.z = source.first(f, t, z, nudge)
+    def __init__(self, f: VectorField, t: Time, z: Tensor, nudge: int) -> None:
+        self.samples, self.z = JacobianSource().first(f, t, z, nudge)
         self.a: Jacobian
         if isinstance(self.z, RowJacobian):
             self.a = RowJacobian(-self.z.matrix.mT)

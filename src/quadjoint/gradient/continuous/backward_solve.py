@@ -8,7 +8,7 @@ jump and goes on with the step size it has.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,10 +26,9 @@ from quadjoint.solver.clocks import LinearMap, PiecewiseMap
 from quadjoint.solver.control import GridControl
 from quadjoint.solver.integrate import Hooks, Integration, Integrator
 from quadjoint.solver.methods.catalogue import make_solver
-from quadjoint.solver.methods.jacobian import JacobianSource
 from quadjoint.solver.methods.scipy_solvers import Scipy
 from quadjoint.solver.observe import Observer, SampleObserver
-from quadjoint.solver.protocols import Time
+from quadjoint.solver.protocols import Time, VectorField
 from quadjoint.solver.spec import InitialValue, Solver
 from quadjoint.solver.state import Layout, mixed_norm
 
@@ -92,14 +91,13 @@ def _common_clock(
     return replace(task, spec=replace(task.spec, f=f)), jumps, positions
 
 
-class _BackwardSolve:
+class _BackwardSolve(VectorField):
     """One backward solve: its state [z, a] or [z, a, a_theta], its dynamics, its jumps."""
 
     def __init__(
         self, how: ContinuousAdjoint, task: Task, run: Integration, jumps: Jumps, positions: np.ndarray | None
     ) -> None:
         self.how, self.task, self.accepted_steps, self.jumps = how, task, len(run.taken), jumps
-        self.as_tensors = task.f.as_tensors
         self.positions = positions  # of times per sample, on the clock of the forward solve
         self.products = Products(task)
         self.event = run.event_time is not None
@@ -138,10 +136,13 @@ class _BackwardSolve:
         rates = [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
         return self.layout.pack((out.detach(), *(self._carried(g).to(a.dtype) for g in rates)))
 
+    def as_tensors(self, times: Sequence[float]) -> Sequence[Tensor]:
+        return self.task.f.as_tensors(times)
+
     def own_jacobian(self, t: Time, y: Tensor, nudge: int) -> AugmentedJacobian:
         """For implicit methods."""
         z = self.layout.unpack(y)[0]
-        return AugmentedJacobian(JacobianSource(), self.task.f, t, z, nudge)
+        return AugmentedJacobian(self.task.f, t, z, nudge)
 
     def _jump(self, t: float) -> Callable[[Tensor], Tensor]:
         """Apply an observation: add its gradient, and put z back on the forward solution."""

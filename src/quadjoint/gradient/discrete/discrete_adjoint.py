@@ -125,7 +125,7 @@ class DiscreteAdjoint(Gradient):
 
     def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
         if task.spec.solver.points is not None:
-            return clock_sweep(task, run, memory, cotangents)
+            return clock_sweep(task, memory, cotangents)
         products = Products(task, memory.aliases)
         if isinstance(task.spec.solver.eager, ImplicitRungeKutta):
             if memory.beginning is not None:

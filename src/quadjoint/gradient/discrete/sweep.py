@@ -17,7 +17,6 @@ from quadjoint.gradient.discrete.deferred import DeferredLinear
 from quadjoint.gradient.discrete.transpose import StepTransposer
 from quadjoint.gradient.products import Products
 from quadjoint.gradient.proof import Proof
-from quadjoint.solver.integrate import Integration
 from quadjoint.solver.methods.runge_kutta_step import RungeKuttaStep
 from quadjoint.solver.methods.sums import combine
 from quadjoint.solver.protocols import Step, Time
@@ -97,7 +96,7 @@ def replay(task: Task, record: StepRecord, y: Tensor) -> RungeKuttaStep:
     return step
 
 
-def clock_sweep(task: Task, run: Integration, memory: StepRecorder, cotangents: Cotangents) -> Gradients:
+def clock_sweep(task: Task, memory: StepRecorder, cotangents: Cotangents) -> Gradients:
     """Fixed grids whose points are learnable: each step is replayed under autograd, its ends among the inputs."""
     products, stepper, proof = Products(task), task.spec.solver.eager, Proof(task)
     observed = task.spec.make_observer().points

@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from quadjoint.autograd.recorded import NOTHING, Recording, record
-from quadjoint.gradient.first import First
+from quadjoint.gradient.first import First, WatchedDynamics
 from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.protocols import Time
 
 
-class Tape:
+class Tape(WatchedDynamics):
     """Dynamics whose evaluations are recorded although the solve runs without grad, ``left`` of them in all.
 
     What is kept belongs to accepted steps; graphs of rejected ones are dropped.
@@ -28,8 +28,8 @@ class Tape:
         within: AbstractContextManager[Any] = NOTHING,
         keep_first: bool = False,
     ) -> None:
-        self.f, self.first, self.left, self.within, self.keep_first = f, first, left, within, keep_first
-        self.dynamics = f
+        super().__init__(f)
+        self.first, self.left, self.within, self.keep_first = first, left, within, keep_first
         self.pending: dict[int, tuple[Tensor, Recording]] = {}  # by the identity of what the solver has received
 
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:

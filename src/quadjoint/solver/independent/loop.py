@@ -19,7 +19,7 @@ from quadjoint.solver.independent.endings import Ending, Status, failure, no_fai
 from quadjoint.solver.independent.sample_control import SampleControl, Verdict
 from quadjoint.solver.independent.sample_events import SampleEvents
 from quadjoint.solver.independent.sample_observer import Glance, StepObserver
-from quadjoint.solver.integrate import Hooks, Integration, Taken, forget
+from quadjoint.solver.integrate import Hooks, Integration, Taken
 from quadjoint.solver.protocols import Clock, SampleStep, Step, Stepper, VectorField
 
 
@@ -205,7 +205,7 @@ class SampleIntegrator:
         if self.hooks.accepted:
             self.hooks.accepted(step)
         self.y, self.carry = step.y1, step.carry
-        forget(step)
+        self.stepper.forget(step)
         if self.done == len(self.codes):
             self._finish()
 

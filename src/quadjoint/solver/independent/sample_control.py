@@ -51,7 +51,7 @@ class SampleControl:
         self.h = torch.zeros_like(self.t)
         self.beyond = torch.zeros_like(self.t, dtype=torch.bool)  # samples whose step does not reach the end
         self.eps = torch.finfo(self.t.dtype).eps
-        self.remembers = not getattr(settings.controller, "memoryless", False)
+        self.remembers = not settings.controller.memoryless
         self.history = (torch.ones_like(self.t), torch.ones_like(self.t))  # errors of the last two accepted steps
         self.before = torch.zeros_like(self.t)  # length of the last one
         # Steps this short have come to nothing, if they are not those of a sample that has ended.

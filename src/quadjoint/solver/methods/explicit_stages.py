@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quadjoint.autograd import private
 from quadjoint.solver.methods.sums import combine, stage_nudge, stage_time
-from quadjoint.solver.protocols import Nudge, Time, VectorField
+from quadjoint.solver.protocols import Derivative, Nudge, Time
 
 if TYPE_CHECKING:
     from quadjoint.solver.methods.runge_kutta import RungeKutta
@@ -32,7 +32,7 @@ class Taken(NamedTuple):
 
 def take_stages(
     method: RungeKutta,
-    f: VectorField,
+    f: Derivative,
     ends: tuple[Time, Time],
     y: Tensor,
     k: Tensor,
@@ -49,9 +49,6 @@ def take_stages(
     """
     if times is None:
         times = [stage_time(c, ends, length) for c in method.nodes[: method.stages]]
-        convert = getattr(getattr(f, "dynamics", f), "as_tensors", None)
-        if convert is not None and not isinstance(times[0], Tensor):
-            times = convert(times)
     nudges = [stage_nudge(c, nudge) for c in method.nodes] if any(nudge) else method.no_nudges
     if method.pays_to_sum and _is_small(method, y):
         return _summed(method, f, times, y, k, dt=dt, nudges=nudges)
@@ -69,7 +66,7 @@ def _is_small(method: RungeKutta, y: Tensor) -> bool:
 
 def _summed(
     method: RungeKutta,
-    f: VectorField,
+    f: Derivative,
     times: Sequence[Time],
     y: Tensor,
     k: Tensor,

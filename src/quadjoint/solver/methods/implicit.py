@@ -19,7 +19,7 @@ from quadjoint.solver.methods.stage_solve import Block, Memory, Solved, StageSol
 from quadjoint.solver.methods.stages import StageMatrix
 from quadjoint.solver.methods.sums import Weights, combine, nonzero, stage_time, weighted
 from quadjoint.solver.methods.tableau import ButcherTableau
-from quadjoint.solver.protocols import Clock, Nudge, Time, VectorField
+from quadjoint.solver.protocols import Clock, Nudge, Step, Time, VectorField
 
 INSIDE = 0.4  # fraction of a step at which its polynomial is held against the differential equation
 
@@ -96,10 +96,8 @@ class ImplicitStep(RungeKuttaStep):
         method, samples = self.method, self.memory.samples
         with torch.no_grad():
             dt = self.dt.detach() if isinstance(self.dt, Tensor) else self.dt
-            known = (self.memory.factors or (dt, {}))[1].get(
-                id(method.filter)
-            )  # those of the stages, if gamma is theirs
-            factors = known or self.memory.jacobian.factorize(method.filter, samples.spread(dt))
+            known = (self.memory.factors or (dt, {}))[1]  # those of the stages may have the same gamma
+            factors = known.get(id(method.filter)) or self.memory.jacobian.factorize(method.filter, samples.spread(dt))
 
             def filtered(x: Tensor) -> Tensor:
                 return samples.state_of(factors.solve(samples.rows_of(x)[:, None])[:, 0])
@@ -114,10 +112,6 @@ class ImplicitStep(RungeKuttaStep):
             time = stage_time(INSIDE, ends, ends[1] - ends[0])
             inside = filtered((slope - self.f(time, u)) * (dt * (0.5 * float(method.filter.a[0, 0]))))
             return (found.abs().square() + inside.abs().square()).sqrt()
-
-    def forget(self) -> None:
-        """Let go of Jacobians and factors, once the next step has them."""
-        self.memory = self.next_memory = None
 
 
 class ImplicitRungeKutta(RungeKutta):
@@ -195,6 +189,11 @@ class ImplicitRungeKutta(RungeKutta):
             failed=failed,
             lost=solved.lost if isinstance(solved, SampleSolved) else None,
         )
+
+    def forget(self, step: Step) -> None:
+        """Free Jacobians and factors, once the next step has them."""
+        assert isinstance(step, ImplicitStep)
+        step.memory = step.next_memory = None
 
     def _record(self, at: StageSolver, solved: Solved, slope: Tensor | None) -> None:
         """Put in place of the stages the same ones, such that autograd can differentiate them."""

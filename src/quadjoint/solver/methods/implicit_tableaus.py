@@ -7,6 +7,7 @@ decimals are those of Kvaerno's method of order five. Every tableau is checked b
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,7 +25,7 @@ def basis_integrals(nodes: np.ndarray) -> np.ndarray:
     return np.asarray(np.linalg.inv(np.power.outer(nodes, powers)).T / (powers + 1.0))
 
 
-def _collocation(name: str, order: int, nodes: list[float], reference: str) -> ButcherTableau:
+def _collocation(name: str, order: int, nodes: list[float]) -> ButcherTableau:
     """The method whose polynomial satisfies the differential equation at the nodes; it is its own extension."""
     c = np.array(nodes)
     dense = basis_integrals(c)
@@ -37,7 +38,7 @@ def _collocation(name: str, order: int, nodes: list[float], reference: str) -> B
         b=a[-1] if c[-1] == 1.0 else dense.sum(axis=1),
         dense=dense,
         dense_order=len(c),
-        reference=reference,
+        reference=HAIRER,
     )
 
 
@@ -46,17 +47,12 @@ def _with_slopes_at_ends(method: ButcherTableau) -> ButcherTableau:
     s = method.stages
     a_extra = np.zeros((2, s + 2))
     a_extra[1, :s] = method.b
-    return ButcherTableau(
-        name=method.name,
-        order=method.order,
-        c=method.c,
-        a=method.a,
-        b=method.b,
+    return replace(
+        method,
         c_extra=np.array([0.0, 1.0]),
         a_extra=a_extra,
         dense=_exact_end(basis_integrals(np.array([*method.c, 0.0, 1.0])), np.append(method.b, [0.0, 0.0])),
         dense_order=s + 1,
-        reference=method.reference,
     )
 
 
@@ -75,7 +71,7 @@ def _radau5() -> ButcherTableau:
     eigenvalue of the inverse of a (section IV.8). With the slope at t0 the extension is of order four instead of three,
     and its slope is continuous.
     """
-    radau = _collocation("radauIIA5", 5, [(4.0 - SQRT6) / 10.0, (4.0 + SQRT6) / 10.0, 1.0], HAIRER)
+    radau = _collocation("radauIIA5", 5, [(4.0 - SQRT6) / 10.0, (4.0 + SQRT6) / 10.0, 1.0])
     a = np.zeros((4, 4))
     a[1:, 1:] = radau.a
     eigenvalues = np.linalg.eigvals(radau.a)
@@ -263,16 +259,16 @@ def _damped_extension(a: np.ndarray, order: int, *, unused: int | None = None) -
 IMPLICIT_TABLEAUS: dict[str, ButcherTableau] = {
     method.name: method
     for method in (
-        _collocation("implicit_euler", 1, [1.0], HAIRER),
-        _collocation("implicit_midpoint", 2, [0.5], HAIRER),
+        _collocation("implicit_euler", 1, [1.0]),
+        _collocation("implicit_midpoint", 2, [0.5]),
         _trapezoid(),
         _sdirk2(),
         _trbdf2(),
-        _collocation("radauIIA3", 3, [1.0 / 3.0, 1.0], HAIRER),
+        _collocation("radauIIA3", 3, [1.0 / 3.0, 1.0]),
         _kvaerno3(),
-        _with_slopes_at_ends(_collocation("gl4", 4, [0.5 - SQRT3 / 6.0, 0.5 + SQRT3 / 6.0], HAIRER)),
+        _with_slopes_at_ends(_collocation("gl4", 4, [0.5 - SQRT3 / 6.0, 0.5 + SQRT3 / 6.0])),
         _radau5(),
         _kvaerno5(),
-        _with_slopes_at_ends(_collocation("gl6", 6, [0.5 - SQRT15 / 10.0, 0.5, 0.5 + SQRT15 / 10.0], HAIRER)),
+        _with_slopes_at_ends(_collocation("gl6", 6, [0.5 - SQRT15 / 10.0, 0.5, 0.5 + SQRT15 / 10.0])),
     )
 }

@@ -83,7 +83,7 @@ def splits(y: Tensor, *, batch: bool = False) -> Iterator[Samples]:
 
 def linearize(f: VectorField, t: Time, y: Tensor, nudge: int = 0) -> Recording:
     """f(t, y) recorded, with real numbers in and out."""
-    evaluate = getattr(f, "dynamics", f)
+    evaluate = f.dynamics
 
     def real(t: Any, x: Tensor) -> Tensor:
         if not y.is_complex():
@@ -224,9 +224,8 @@ class JacobianSource:
     def first(self, f: VectorField, t: Time, y: Tensor, nudge: int, *, batch: bool = False) -> tuple[Samples, Jacobian]:
         """A Jacobian, and what the samples are, for the other Jacobians of this solve."""
         whole = Samples.of(y)
-        own = getattr(f, "own_jacobian", None)
-        if own is not None:
-            return whole, own(t, y, nudge)
+        if f.own_jacobian is not None:
+            return whole, f.own_jacobian(t, y, nudge)
         if self.given is not None:
             return self._given(f, t, y)
         recording = linearize(f, t, y, nudge)
@@ -242,9 +241,8 @@ class JacobianSource:
 
     def again(self, f: VectorField, t: Time, y: Tensor, nudge: int, samples: Samples) -> Jacobian:
         """The Jacobian at another point of the same solve."""
-        own = getattr(f, "own_jacobian", None)
-        if own is not None:
-            return own(t, y, nudge)
+        if f.own_jacobian is not None:
+            return f.own_jacobian(t, y, nudge)
         if self.given is not None:
             return self._given(f, t, y)[1]
         recording = linearize(f, t, y, nudge)
@@ -259,8 +257,7 @@ class JacobianSource:
     def _given(self, f: VectorField, t: Time, y: Tensor) -> tuple[Samples, Jacobian]:
         """What the user's function returns: one matrix for every sample, or one for the state as a whole."""
         assert self.given is not None
-        evaluate = getattr(getattr(f, "dynamics", f), "jacobian", None)
-        found = self.given(t, y) if evaluate is None else evaluate(self.given, t, y)
+        found = f.dynamics.jacobian(self.given, t, y)
         n, d = y.numel(), y.shape[-1] if y.ndim else 1
         if found.shape == (n, n) and found.shape != (*y.shape, d):
             d = n

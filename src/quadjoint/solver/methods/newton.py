@@ -91,25 +91,37 @@ class Found:
     contraction: float  # the last one that was seen
 
 
+@dataclass(frozen=True)
+class StageEquations:
+    """z = h A f(t, base + z) for the stages of a block, and how well it is to be solved."""
+
+    evaluate: Callable[[Tensor], Tensor]  # z to f at the stages
+    stages: StageMatrix
+    h: Any
+    measure: Yardstick
+    max_iters: int
+
+    def change(self, z: Tensor, factors: Factors) -> Tensor:
+        """What Newton's iteration subtracts from ``z``."""
+        return factors.solve(residual(self.stages, self.h, self.evaluate(z), z))
+
+
 def iterate(
-    evaluate: Callable[[Tensor], Tensor],
+    equations: StageEquations,
     z: Tensor,
-    *,
-    stages: StageMatrix,
-    h: Any,
     factors: Factors,
-    measure: Yardstick,
-    max_iters: int,
+    *,
     eta: float,
     refresh: Callable[[Tensor], Factors] | None = None,
 ) -> Found:
-    """Iterate from ``z``; ``evaluate`` gives f at the stages, and ``eta`` expects theta / (1 - theta) beforehand.
+    """Iterate from ``z``; ``eta`` is what theta / (1 - theta) is expected to be, before it is seen.
 
     ``refresh`` makes factors with the Jacobian at the stages found so far, for steps that cannot be shortened.
     """
+    measure, max_iters = equations.measure, equations.max_iters
     rate, last, best = math.inf, math.inf, math.inf
     for n in range(1, max_iters + 1):
-        dz = factors.solve(residual(stages, h, evaluate(z), z))
+        dz = equations.change(z, factors)
         size = measure(dz, z)
         if not math.isfinite(size):
             return Found(z, False, n, size, math.inf)

@@ -23,7 +23,7 @@ def refinable(tableau: ButcherTableau) -> bool:
     return tableau.explicit and tableau.fsal and not tableau.extra_stages and tableau.dense_order == 4
 
 
-def refine_extension(tableau: ButcherTableau, points: tuple[float, float] = POINTS) -> ButcherTableau:
+def refine_extension(tableau: ButcherTableau) -> ButcherTableau:
     """The same method with two more stages and a quintic instead of a quartic.
 
     >>> import quadjoint as qj
@@ -34,17 +34,17 @@ def refine_extension(tableau: ButcherTableau, points: tuple[float, float] = POIN
         raise ValueError(f"{tableau.name} has no quartic from its own stages that could be refined.")
     s = tableau.stages
     a_extra = np.zeros((2, s + 2))
-    a_extra[:, :s] = tableau.dense_weights(points)
+    a_extra[:, :s] = tableau.dense_weights(POINTS)
     # Coefficients of theta ... theta^5 from the value at 1 and the derivatives at 0, 1 and the two points.
     degrees = np.arange(1, 6)
-    slopes = np.stack([degrees * x ** (degrees - 1.0) for x in (0.0, 1.0, *points)])
+    slopes = np.stack([degrees * x ** (degrees - 1.0) for x in (0.0, 1.0, *POINTS)])
     conditions = np.vstack([np.ones(5), slopes])
     given = np.zeros((5, s + 2))
     given[0, :s] = tableau.b
     given[[1, 2, 3, 4], [0, s - 1, s, s + 1]] = 1.0
     return replace(
         tableau,
-        c_extra=np.array(points),
+        c_extra=np.array(POINTS),
         a_extra=a_extra,
         dense=np.linalg.solve(conditions, given).T,
         dense_order=5,

@@ -85,10 +85,12 @@ class RungeKutta(Stepper):
     ) -> RungeKuttaStep:
         ends: tuple[Time, Time] = clock or (t0, t1)
         dt = length = ends[1] - ends[0]
-        times = None
+        times: Sequence[Time] | None = None
         if isinstance(length, Tensor) and length.ndim:
             dt, times = self._own_times(*ends, y)
         k = f(ends[0] if times is None else times[0], y, nudge[0]) if carry is None else carry
+        if not isinstance(length, Tensor):
+            times = f.as_tensors([t1 if c == 1.0 else t0 + c * length for c in self.nodes[: self.stages]])
         taken = take_stages(self, f, ends, y, k, dt=dt, length=length, nudge=nudge, times=times)
         return RungeKuttaStep(
             self,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.solver.methods.extrapolation import FURTHEST, extrapolation
-from quadjoint.solver.methods.newton import NOISE, Yardstick, residual
+from quadjoint.solver.methods.newton import NOISE, StageEquations
 from quadjoint.solver.methods.stage_solve import Block, Memory, Solved, StageSolver
 from quadjoint.solver.methods.stages import Factors, StageMatrix
 
@@ -52,7 +52,7 @@ class SampleStageSolver(StageSolver):
                 "64 numbers that do not depend on each other, and options['linear_solver'] = 'auto' or 'batched'."
             )
         memory = replace(memory, factors=(self.dt, {}))
-        solved = SampleSolved(memory, [], [], {}, lost=self.y.new_zeros(len(self.y), dtype=torch.bool))
+        solved = SampleSolved(memory, lost=self.y.new_zeros(len(self.y), dtype=torch.bool))
         self._fill(solved)
         return solved
 
@@ -78,28 +78,11 @@ class SampleStageSolver(StageSolver):
         return torch.where(_spread(near, z), moved, plain)
 
     def _find(
-        self,
-        block: Block,
-        matrix: StageMatrix,
-        solved: Solved,
-        *,
-        evaluate: Callable[[Tensor], Tensor],
-        refresh: Callable[[Tensor], Factors],
-        measure: Yardstick,
-        h: Any,
+        self, equations: StageEquations, start: Tensor, solved: Solved, refresh: Callable[[Tensor], Factors]
     ) -> Tensor | None:
         assert isinstance(solved, SampleSolved) and solved.lost is not None
-        found = iterate_samples(
-            evaluate,
-            self._start(block, matrix, solved, h),
-            stages=matrix,
-            h=h,
-            factors=self._factors(solved, matrix, h),
-            measure=measure,
-            max_iters=self.settings.max_iters,
-            eta=solved.memory.eta,
-            batch=len(self.y),
-        )
+        factors = self._factors(solved, equations.stages, equations.h)
+        found = iterate_samples(equations, start, factors, eta=solved.memory.eta, batch=len(self.y))
         solved.lost = solved.lost | ~found.converged
         solved.rate = found.contraction if solved.rate is None else torch.maximum(solved.rate, found.contraction)
         return torch.where(_spread(found.converged, found.z), found.z, 0.0)
@@ -109,25 +92,17 @@ class SampleStageSolver(StageSolver):
 
 
 def iterate_samples(
-    evaluate: Callable[[Tensor], Tensor],
-    z: Tensor,
-    *,
-    stages: StageMatrix,
-    h: Any,
-    factors: Factors,
-    measure: Yardstick,
-    max_iters: int,
-    eta: float | Tensor,
-    batch: int,
+    equations: StageEquations, z: Tensor, factors: Factors, *, eta: float | Tensor, batch: int
 ) -> FoundSamples:
     """As `iterate`, with one decision for each sample; the host looks once an iteration whether any goes on."""
+    measure, max_iters = equations.measure, equations.max_iters
     active = torch.ones(batch, dtype=torch.bool, device=z.device)
     converged = ~active
     last = best = torch.full((batch,), math.inf, dtype=z.dtype, device=z.device)
     rate = torch.as_tensor(eta, dtype=z.dtype, device=z.device).expand(batch)
     eta, rate = rate, rate / (1.0 + rate)
     for n in range(1, max_iters + 1):
-        dz = factors.solve(residual(stages, h, evaluate(z), z))
+        dz = equations.change(z, factors)
         size = measure.rows(dz, z).reshape(batch, -1).amax(1)
         finite = torch.isfinite(size)
         z = torch.where(_spread(active & finite, z), z - dz, z)

@@ -70,7 +70,7 @@ class Scipy(Stepper):
         name = self.kind.__name__
         if name not in ("Radau", "BDF", "LSODA") or "jac" in self.options or y.is_complex() or not y.numel():
             return {}
-        if hasattr(f, "own_jacobian") or (name == "LSODA" and y.numel() > DENSE):
+        if f.own_jacobian is not None or (name == "LSODA" and y.numel() > DENSE):
             return {}
         try:
             if not linearize(f, t0, y).out.requires_grad:

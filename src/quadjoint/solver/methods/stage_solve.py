@@ -8,7 +8,7 @@ iteration has left by h |df/dy|.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from quadjoint.errors import SolveError
 from quadjoint.solver.methods.extrapolation import extrapolation
 from quadjoint.solver.methods.jacobian import Jacobian, Samples
-from quadjoint.solver.methods.newton import Found, NewtonSettings, Yardstick, iterate
+from quadjoint.solver.methods.newton import Found, NewtonSettings, StageEquations, Yardstick, iterate
 from quadjoint.solver.methods.stages import Factors, StageMatrix
 from quadjoint.solver.methods.sums import Weights, combine, nonzero, stage_nudge, stage_time
 from quadjoint.solver.methods.tableau import ButcherTableau
@@ -97,9 +97,9 @@ class Solved:
     """Stages that were found, as far as they were."""
 
     memory: Memory  # with the Jacobian that was used
-    ks: list[Tensor]
-    inputs: list[Tensor]
-    zs: dict[int, Tensor]  # by the first stage of a block, shape (rows, q, d)
+    ks: list[Tensor] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
+    zs: dict[int, Tensor] = field(default_factory=dict)  # by the first stage of a block, shape (rows, q, d)
     failure: Found | None = None
     contraction: float = 0.0  # the worst of all blocks
     iterations: int = 0  # the most of all blocks
@@ -161,8 +161,7 @@ class StageSolver:
         return replace(memory, samples=samples, jacobian=jacobian, fresh=True, factors=None)
 
     def _all(self, memory: Memory) -> Solved:
-        assert memory.samples is not None
-        solved = Solved(memory, [], [], {})
+        solved = Solved(memory)
         self._fill(solved)
         return solved
 
@@ -199,7 +198,8 @@ class StageSolver:
             y = samples.state_of(rows[-1] + z[:, -1])
             return self.settings.jacobians.again(self.f, times[-1][0], y, times[-1][1], samples).factorize(matrix, h)
 
-        z = self._find(block, matrix, solved, evaluate=evaluate, refresh=refresh, measure=measure, h=h)
+        equations = StageEquations(evaluate, matrix, h, measure, self.settings.max_iters)
+        z = self._find(equations, self._start(block, matrix, solved, h), solved, refresh)
         if z is None:
             return
         solved.zs[block.first] = z
@@ -208,28 +208,11 @@ class StageSolver:
         solved.inputs += [samples.state_of(row + z[:, i]) for i, row in enumerate(rows)]
 
     def _find(
-        self,
-        block: Block,
-        matrix: StageMatrix,
-        solved: Solved,
-        *,
-        evaluate: Callable[[Tensor], Tensor],
-        refresh: Callable[[Tensor], Factors],
-        measure: Yardstick,
-        h: Any,
+        self, equations: StageEquations, start: Tensor, solved: Solved, refresh: Callable[[Tensor], Factors]
     ) -> Tensor | None:
-        """z of a block, or a failure."""
-        found = iterate(
-            evaluate,
-            self._start(block, matrix, solved, h),
-            stages=matrix,
-            h=h,
-            factors=self._factors(solved, matrix, h),
-            measure=measure,
-            max_iters=self.settings.max_iters,
-            eta=float(solved.memory.eta),
-            refresh=refresh if self.settings.tight else None,
-        )
+        """z of a block, or None after a failure, which is noted in ``solved``."""
+        factors, eta = self._factors(solved, equations.stages, equations.h), float(solved.memory.eta)
+        found = iterate(equations, start, factors, eta=eta, refresh=refresh if self.settings.tight else None)
         solved.iterations = max(solved.iterations, found.iterations)
         solved.contraction = max(solved.contraction, found.contraction)
         if not found.converged:

@@ -83,7 +83,7 @@ def _summed(
     in_place = not torch.is_grad_enabled() and not private.is_transformed()
     ks, inputs, last = [k], [y], method.stages - 1
     sums = columns[0] * k
-    rows: Sequence[Tensor] = sums.unbind() if in_place else sums  # views, which stay true
+    rows: tuple[Tensor, ...] | Tensor = sums.unbind() if in_place else sums  # views, which stay true
     for i in range(1, method.stages):
         state = _moved(y, rows[i - 1], dt)
         k = f(times[i], state, nudges[i])

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from quadjoint.experiments import crossing, store
+from quadjoint.experiments import clock, crossing, store
 from quadjoint.experiments.execute import Job, checkpoint_path, execute
 from quadjoint.experiments.scheduler import Event, local, sweep
 from quadjoint.experiments.training import Context
@@ -84,6 +84,27 @@ def test_a_sweep_killed_at_random_points_keeps_every_finished_run_and_repeats_no
 
 def tiny(seed: int, **changes) -> Job:
     return Job("crossing", crossing.Config(method="discrete", width=4, epochs=2, seed=seed, **changes))
+
+
+def test_nothing_runs_beside_the_clock_which_comes_last(tmp_path):
+    """With two processes trained runs share the machine, and those that measure time have it for themselves."""
+    turns = [Job("clock", clock.Config(width=4, turns=2, before=1, methods="direct", seed=s)) for s in range(3)]
+    jobs = [turns[0], tiny(0), turns[1], tiny(1), tiny(2), turns[2]]
+    running: set[Job] = set()
+    crowds: list[tuple[Job, ...]] = []
+
+    def watch(event: Event) -> None:
+        if event.kind == "started":
+            running.add(event.job)
+            crowds.append(tuple(running))
+        elif event.kind in ("finished", "failed"):
+            running.discard(event.job)
+
+    assert sweep(jobs, local(2, tmp_path), tmp_path, watch) == []
+    assert max(len(crowd) for crowd in crowds) == 2
+    assert all(len(crowd) == 1 for crowd in crowds if any(job.alone for job in crowd))
+    assert [crowd for crowd in crowds[-3:]] == [(job,) for job in turns]
+    assert store.read(tmp_path).keys() == {job.key for job in jobs}
 
 
 def test_a_run_that_raises_and_a_worker_that_dies_do_not_stop_the_others(tmp_path):

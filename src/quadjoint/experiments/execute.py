@@ -14,6 +14,7 @@ import torch
 from quadjoint.errors import SolveError
 from quadjoint.experiments import store
 from quadjoint.experiments.config import RunConfig, as_dict, run_key
+from quadjoint.experiments.records import CLOCK
 from quadjoint.experiments.registry import experiment
 from quadjoint.experiments.timing import environment
 from quadjoint.experiments.training import Context, Diverged
@@ -29,6 +30,11 @@ class Job:
     @cached_property
     def key(self) -> str:
         return run_key(self.experiment, self.config)
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing else may run beside it: it measures time, and neighbours share caches and memory with it."""
+        return self.experiment == CLOCK
 
 
 def checkpoint_path(out: Path, job: Job) -> Path:

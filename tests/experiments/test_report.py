@@ -218,3 +218,14 @@ def test_the_contents_count_every_run(records):
     contents = page[page.index('id="contents"') : page.index('id="baselines"')]
     counts = [int(n) for n in re.findall(r"<td>(\d+)</td></tr>", contents)]
     assert sum(counts) == len(records)
+
+
+def test_statements_that_were_not_measured_are_folded(records):
+    """With one experiment's clock there are many."""
+    few = [r for r in records if r["experiment"] == "clock"]
+    page = render(store.Results(few), [])
+    part = page[page.index('<h2 id="crossing"') :]
+    table, _, rest = part.partition("<details>")
+    assert "not measured" not in table and "not measured by these runs" in rest
+    for claim in CLAIMS["crossing"]:
+        assert claim.statement in part

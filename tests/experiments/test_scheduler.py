@@ -83,7 +83,8 @@ def test_a_sweep_killed_at_random_points_keeps_every_finished_run_and_repeats_no
 
 
 def tiny(seed: int, **changes) -> Job:
-    return Job("crossing", crossing.Config(method="discrete", width=4, epochs=2, seed=seed, **changes))
+    settings = {"method": "discrete", "width": 4, "epochs": 2, "seed": seed, **changes}
+    return Job("crossing", crossing.Config(**settings))
 
 
 def test_nothing_runs_beside_the_clock_which_comes_last(tmp_path):
@@ -128,6 +129,23 @@ def test_a_run_that_raises_and_a_worker_that_dies_do_not_stop_the_others(tmp_pat
     assert store.read(tmp_path).keys() == {tiny(0).key}
     assert checkpoint_path(tmp_path, endless).exists()  # so that it can go on
     assert {"started", "finished", "failed"} <= {event.kind for event in seen}
+
+
+def test_the_time_of_an_interrupted_run_is_that_of_all_sittings(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(progress) -> None:
+        if progress.done == 300:
+            raise Stop
+
+    job = tiny(0, epochs=301)
+    with pytest.raises(Stop):
+        execute(job, tmp_path, Context(progress=stop))
+    record = execute(job, tmp_path, Context())
+    spent = record["result"]["curves"]
+    assert len(spent["seconds"]) == 301
+    assert record["seconds"] >= sum(spent["seconds"]) + sum(spent["evaluation_seconds"]) - 1e-9
 
 
 def test_a_method_that_gives_up_is_a_result(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -41,6 +42,12 @@ def checkpoint_path(out: Path, job: Job) -> Path:
     return out / "checkpoints" / f"{job.key}.pt"
 
 
+def _trained_for(result: dict[str, Any]) -> float:
+    """Seconds of all epochs and evaluations, also of those before an interruption."""
+    curves = result.get("curves", {})
+    return math.fsum([*curves.get("seconds", []), *curves.get("evaluation_seconds", [])])
+
+
 def execute(job: Job, out: Path, context: Context) -> dict[str, Any]:
     """Do the run; the record says ``done``, or ``failed`` with the reason where the method itself gave up.
 
@@ -63,7 +70,7 @@ def execute(job: Job, out: Path, context: Context) -> dict[str, Any]:
         "config": as_dict(job.config),
         "status": status,
         "started": started,
-        "seconds": time.perf_counter() - clock,
+        "seconds": max(time.perf_counter() - clock, _trained_for(result)),
         "environment": environment(),
         "result": result,
     }

@@ -19,7 +19,7 @@ from quadjoint.experiments.page import claims_table, document, figure, folded, l
 from quadjoint.experiments.pictures import OVERVIEW, Picture, pictures
 from quadjoint.experiments.records import CLOCK, Records, of_experiment
 from quadjoint.experiments.tables import all_cells, authors_table, authors_words, published_tables
-from quadjoint.experiments.verdicts import RULE, Verdict, short
+from quadjoint.experiments.verdicts import RULE, Claim, Verdict, short
 
 BASELINES = (
     "The baselines here differ from the authors’: the backward solve keeps its step size at an observation instead of "
@@ -123,10 +123,12 @@ def _authors(results: store.Results, problems: list[str]) -> list[str]:
 
 def _experiment(name: str, results: store.Results, drawn: Mapping[str, Picture], problems: list[str]) -> list[str]:
     records = of_experiment(results, name)
-    checked = findings(name, records)
+    every = findings(name, records)
+    checked = [pair for pair in every if pair[1].verdict is not Verdict.MISSING]
     parts = [
         f'<h2 id="{escape(name)}">{escape(TITLES[name])}</h2>',
         claims_table("the paper says", [pair for pair in checked if not pair[0].ours]),
+        _unmeasured([claim for claim, finding in every if finding.verdict is Verdict.MISSING]),
         *(figure(drawn[key].svg, drawn[key].caption) for key in FIGURES[name] if key in drawn),
         *_tables(name, records, problems),
         claims_table("we say", [pair for pair in checked if pair[0].ours]),
@@ -136,6 +138,14 @@ def _experiment(name: str, results: store.Results, drawn: Mapping[str, Picture],
         rows = [(r["key"], r["result"].get("reason", "")) for r in failed]
         parts.append(folded(f"Runs that gave up: {len(failed)}", table(("run", "why it gave up"), rows)))
     return [part for part in [*parts, _settings(results.of(name))] if part]
+
+
+def _unmeasured(claims: list[Claim]) -> str:
+    """Statements on which there are no runs, folded."""
+    if not claims:
+        return ""
+    count = "One statement" if len(claims) == 1 else f"{len(claims)} statements"
+    return folded(f"{count} not measured by these runs", listed(claim.statement for claim in claims))
 
 
 def _tables(name: str, records: Records, problems: list[str]) -> list[str]:

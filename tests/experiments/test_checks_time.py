@@ -87,7 +87,11 @@ def test_sooner_goes_by_the_time_to_the_lowest_loss_that_both_reach():
     wide = partial(curved, width=1000)
     assert check(wide("a", falling, second=3.0) + wide("b", falling)).verdict is DISAGREES
     assert check(curved("a", falling, second=3.0) + curved("b", falling)).verdict is OPEN  # not a large model
-    assert check(curved("a", falling[:1]) + curved("b", falling[:1], second=3.0)).verdict is OPEN  # one seed
+    single = curved("a", falling[:1]) + curved("b", falling[:1], second=3.0)
+    assert check(single).verdict is OPEN  # nothing is known of the spread
+    assert check(single + curved("c", falling, second=0.5)).verdict is AGREES  # another method tells it
+    wild = [[4.0, 0.5, 0.5, 0.5], [4.0, 3.0, 2.0, 0.5]]
+    assert check(single + curved("c", wild, second=0.5)).verdict is OPEN
     assert check(curved("a", falling)).verdict is MISSING
 
 

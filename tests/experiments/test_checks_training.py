@@ -25,6 +25,26 @@ def test_a_method_with_one_seed_borrows_the_spread_of_another():
     assert check(trained("gq-paper", [0.06]) + trained("many", [0.9, 0.91, 0.89])).verdict is DISAGREES
 
 
+def test_the_spread_may_come_from_a_method_that_is_not_compared():
+    """As of the SDE's gradients, each trained once beside five seeds of direct."""
+    check = same("m", ("gq-paper", "b"), Margin(absolute=1.0))
+    singles = trained("gq-paper", [5.0]) + trained("b", [5.1])
+    assert check(singles).verdict is Verdict.UNDECIDED
+    assert check(singles + trained("direct", [5.0, 5.1, 4.9, 5.0])).verdict is Verdict.AGREES
+    assert check(singles + trained("direct", [3.0, 7.0, 5.0, 6.0])).verdict is Verdict.UNDECIDED
+    curves = curved("gq-paper", [[4.0, 2.0]]) + curved("b", [[4.0, 2.1]])
+    match = matching_curves("loss", ("gq-paper", "b"), 0.1)
+    assert match(curves).verdict is Verdict.UNDECIDED
+    assert match(curves + curved("direct", [[4.0, 2.0], [4.0, 2.01], [4.01, 2.0]])).verdict is Verdict.AGREES
+
+
+def test_the_pair_that_decides_is_named():
+    """The means of b are further off than those of c, whose spread leaves it open."""
+    records = trained("gq-paper", [5.0, 5.0, 5.0]) + trained("b", [5.3, 5.3, 5.31]) + trained("c", [5.2, 3.0, 7.2])
+    found = same("m", ("gq-paper", "b", "c"), Margin(absolute=1.0))(records)
+    assert found.verdict is Verdict.UNDECIDED and "c " in found.words and "b " not in found.words
+
+
 def test_curves_match_at_the_largest_trained_width():
     check = matching_curves("loss", ("gq-paper", "b"), 0.1)
     small = curved("gq-paper", [[1.0, 0.0]] * 2, width=5) + curved("b", [[2.0, 2.0]] * 2, width=5)
@@ -78,5 +98,6 @@ def test_irregular_times_reach_the_error_of_regular_ones():
     assert like_regular("a", 250)(records(alike)).verdict is AGREES
     assert like_regular("a", 250)(records([0.5, 0.51, 0.52, 0.5, 0.5])).verdict is DISAGREES
     assert like_regular("a", 250, lower=True)(records(alike)).verdict is OPEN
+    assert like_regular("a", 250)(records(low)).verdict is AGREES  # reached, and more
     assert like_regular("a", 250, lower=True)(records(low)).verdict is AGREES
     assert like_regular("a", 250)(records(alike, epochs=5)).verdict is MISSING  # hardly trained

@@ -126,3 +126,19 @@ def test_their_methods_are_timed_only_if_their_code_is_named():
     assert all(cell.turns >= 10 for cell in cells)
     chosen = clock.grid(Choice("quick", methods=("gq", "direct"), widths=(7,)))
     assert {(cell.methods, cell.width) for cell in chosen} == {("direct gq", 7)}
+
+
+def test_of_two_runs_on_one_cell_the_one_with_most_methods_counts():
+    """So that methods are compared in the turns of one run, whichever came first."""
+
+    def line(seconds: float, *methods: str) -> dict:
+        steps = {"cpu_seconds_per_gradient": seconds}
+        config = {"task": "crossing", "width": 5, "seed": 0, "methods": " ".join(methods)}
+        result = {"methods": dict.fromkeys(methods, steps)}
+        return {"experiment": "clock", "status": "done", "key": str(methods), "config": config, "result": result}
+
+    alone, both = line(1.0, "gq-paper"), line(2.0, "gq-paper", "paper:gq")
+    for records in ([alone, both], [both, alone]):
+        found = of_experiment(store.Results(records), "crossing")
+        assert {r["config"]["method"]: step_seconds(r) for r in found} == {"gq-paper": 2.0, "paper:gq": 2.0}
+        assert len(found) == 2

@@ -168,7 +168,9 @@ def test_of_many_sizes_as_many_are_drawn_as_fit_a_page(records):
     one = next(r for r in records if r["experiment"] == "memory")
     many = [one | {"key": f"{size}", "config": one["config"] | {"width": size}} for size in range(1, 301)]
     figure = FIGURES["memory"]["memory"](many).figure
-    assert [ax.get_title() for ax in figure.axes] == ["State of 1", "State of 100", "State of 200", "State of 300"]
+    assert [ax.get_title() for ax in figure.axes] == [
+        *("State of 1 number", "State of 100 numbers", "State of 200 numbers", "State of 300 numbers")
+    ]
     assert figure.get_suptitle() == "4 of 300 sizes"
     (images,) = [r for r in records if r["experiment"] == "images" and r["config"]["method"] == "gq"]
     batches = [images | {"config": images["config"] | {"batch": size}} for size in range(1, 301)]
@@ -179,12 +181,13 @@ def test_of_many_sizes_as_many_are_drawn_as_fit_a_page(records):
 
 
 def test_a_warning_of_the_drawing_is_said_and_the_figure_kept(records):
-    strange = copy.deepcopy([r for r in records if r["experiment"] == "memory"])
+    strange = copy.deepcopy([r for r in records if r["experiment"] == "toy-gradient"])
     for record in strange:
-        record["result"]["peak_memory"] = [1e308] * len(record["result"]["peak_memory"])
+        errors = record["result"]["errors"]
+        record["result"]["errors"] = {name: [1e308] * len(found) for name, found in errors.items()}
     said: list[str] = []
     pictures(store.Results(strange), said.append)
-    assert all(words.startswith("figure memory") for words in said) and said
+    assert all(words.startswith("figure toy-gradient") for words in said) and said
 
 
 def test_no_results_are_refused_in_words(tmp_path):
@@ -196,3 +199,33 @@ def test_no_results_are_refused_in_words(tmp_path):
 def test_an_unknown_experiment_is_counted_and_does_not_hurt(records):
     other = copy.deepcopy(records[0]) | {"experiment": "of tomorrow"}
     assert "of tomorrow" in render(store.Results([other]), [])
+
+
+def test_the_authors_code_has_figures_of_its_own_and_no_line_in_the_others(records):
+    """Ten methods of ours and three of theirs were too many for one legend."""
+    guests = copy.deepcopy([r for r in records if r["experiment"] in ("crossing", "clock")])
+    for record in guests:
+        if record["experiment"] == "clock":
+            found = record["result"]["methods"]
+            found |= {"paper:gq": found["gq-paper"], "paper:adjoint": found["adjoint"]}
+    drawn = pictures(store.Results(guests), lambda message: None)
+    with_theirs = {name for name, picture in drawn.items() if b"paper:gq" in picture.svg}
+    assert with_theirs == {"crossing-authors"}
+
+
+def test_the_contents_count_every_run(records):
+    page = render(store.Results(records), [])
+    contents = page[page.index('id="contents"') : page.index('id="baselines"')]
+    counts = [int(n) for n in re.findall(r"<td>(\d+)</td></tr>", contents)]
+    assert sum(counts) == len(records)
+
+
+def test_statements_that_were_not_measured_are_folded(records):
+    """With one experiment's clock there are many."""
+    few = [r for r in records if r["experiment"] == "clock"]
+    page = render(store.Results(few), [])
+    part = page[page.index('<h2 id="crossing"') :]
+    table, _, rest = part.partition("<details>")
+    assert "not measured" not in table and "not measured by these runs" in rest
+    for claim in CLAIMS["crossing"]:
+        assert claim.statement in part

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from quadjoint.experiments import crossing, store
+from quadjoint.experiments import clock, crossing, store
 from quadjoint.experiments.execute import Job, checkpoint_path, execute
 from quadjoint.experiments.scheduler import Event, local, sweep
 from quadjoint.experiments.training import Context
@@ -83,7 +83,29 @@ def test_a_sweep_killed_at_random_points_keeps_every_finished_run_and_repeats_no
 
 
 def tiny(seed: int, **changes) -> Job:
-    return Job("crossing", crossing.Config(method="discrete", width=4, epochs=2, seed=seed, **changes))
+    settings = {"method": "discrete", "width": 4, "epochs": 2, "seed": seed, **changes}
+    return Job("crossing", crossing.Config(**settings))
+
+
+def test_nothing_runs_beside_the_clock_which_comes_last(tmp_path):
+    """With two processes trained runs share the machine, and those that measure time have it for themselves."""
+    turns = [Job("clock", clock.Config(width=4, turns=2, before=1, methods="direct", seed=s)) for s in range(3)]
+    jobs = [turns[0], tiny(0), turns[1], tiny(1), tiny(2), turns[2]]
+    running: set[Job] = set()
+    crowds: list[tuple[Job, ...]] = []
+
+    def watch(event: Event) -> None:
+        if event.kind == "started":
+            running.add(event.job)
+            crowds.append(tuple(running))
+        elif event.kind in ("finished", "failed"):
+            running.discard(event.job)
+
+    assert sweep(jobs, local(2, tmp_path), tmp_path, watch) == []
+    assert max(len(crowd) for crowd in crowds) == 2
+    assert all(len(crowd) == 1 for crowd in crowds if any(job.alone for job in crowd))
+    assert [crowd for crowd in crowds[-3:]] == [(job,) for job in turns]
+    assert store.read(tmp_path).keys() == {job.key for job in jobs}
 
 
 def test_a_run_that_raises_and_a_worker_that_dies_do_not_stop_the_others(tmp_path):
@@ -107,6 +129,23 @@ def test_a_run_that_raises_and_a_worker_that_dies_do_not_stop_the_others(tmp_pat
     assert store.read(tmp_path).keys() == {tiny(0).key}
     assert checkpoint_path(tmp_path, endless).exists()  # so that it can go on
     assert {"started", "finished", "failed"} <= {event.kind for event in seen}
+
+
+def test_the_time_of_an_interrupted_run_is_that_of_all_sittings(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(progress) -> None:
+        if progress.done == 300:
+            raise Stop
+
+    job = tiny(0, epochs=301)
+    with pytest.raises(Stop):
+        execute(job, tmp_path, Context(progress=stop))
+    record = execute(job, tmp_path, Context())
+    spent = record["result"]["curves"]
+    assert len(spent["seconds"]) == 301
+    assert record["seconds"] >= sum(spent["seconds"]) + sum(spent["evaluation_seconds"]) - 1e-9
 
 
 def test_a_method_that_gives_up_is_a_result(tmp_path):

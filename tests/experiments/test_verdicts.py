@@ -89,3 +89,7 @@ def test_numbers_are_written_as_people_do():
     assert ranged(Interval(2.0, math.inf)) == ranged(Interval(2.0)) == "2.00"
     assert spread([100.0, 100.0]) == "100 ± 0" and spread([0.5]) == "0.500" and spread([]) == ""
     assert spread([98.0, 99.0, 100.0]) == "99.0 ± 1.0"
+
+
+def test_a_deviation_that_is_not_zero_is_not_shown_as_zero():
+    assert spread([131.7, 132.3]) == "132.0 ± 0.4" and spread([5.0, 5.0]) == "5.00 ± 0.00"

@@ -19,6 +19,7 @@ from quadjoint.experiments.verdicts import (
     interval,
     plain,
     ranged,
+    short,
     within,
 )
 
@@ -144,7 +145,7 @@ def close_errors(first: str, second: str, factor: float, of: str = "a") -> Check
             found = log_errors(part, first, second, of)
             if found is not None:
                 verdicts.append(within(found, -math.log(factor), math.log(factor)))
-                words.append(f"{_factor(found)} at rtol {tolerance:g}")
+                words.append(f"{_factor(found)} at rtol {short(tolerance)}")
         if not verdicts:
             return UNKNOWN
         return Finding(all_of(verdicts), f"{first}’s error of {_quantity(of)} over {second}’s: {', '.join(words)}")
@@ -165,7 +166,7 @@ def larger_errors(first: str, second: str, of: tuple[str, ...]) -> Check:
                 words.append(f"{_factor(found)} of {_quantity(name)}")
         if not verdicts:
             return UNKNOWN
-        text = f"{first}’s error over {second}’s at rtol {loosest:g}: {', '.join(words)}"
+        text = f"{first}’s error over {second}’s at rtol {short(loosest)}: {', '.join(words)}"
         return Finding(all_of(verdicts), text)
 
     return check

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from quadjoint.experiments.records import (
     CLOCK,
@@ -175,7 +175,8 @@ def _slopes(records: Records) -> list[float]:
 def sooner(first: str, second: str, curve: str) -> Check:
     """At the largest trained width, the first method's loss reaches a level before the second's, in time.
 
-    The level is the lowest that both reach; of each seed by itself.
+    The level is the lowest that both reach; of each seed by itself. With a single seed, other methods of which there
+    are several tell how much the time to this level differs from seed to seed.
     """
 
     def check(records: Records) -> Finding:
@@ -183,15 +184,14 @@ def sooner(first: str, second: str, curve: str) -> Check:
         widths = widths_of(trained, first, second)
         if not widths:
             return UNKNOWN
-        width, logs = widths[-1], []
-        runs = [_by_seed(where(trained, method=m, width=width)) for m in (first, second)]
-        for seed in sorted(set(runs[0]) & set(runs[1])):
-            times = _times_to_level(runs[0][seed], runs[1][seed], curve)
-            if times:
-                logs.append(math.log(times[1] / times[0]))
+        width = widths[-1]
+        here = where(trained, width=width)
+        one, other = (_by_seed(where(here, method=m)) for m in (first, second))
+        pairs = [(one[seed], other[seed]) for seed in sorted(set(one) & set(other))]
+        logs = [math.log(times[1] / times[0]) for pair in pairs if (times := _times_to_level(*pair, curve))]
         if not logs:
             return UNKNOWN
-        found = interval(logs)
+        found = interval(logs) if len(logs) > 1 else Interval(logs[0], _noise_to_level(here, pairs, curve))
         verdict = above(found, math.log(FASTER))
         if verdict is Verdict.DISAGREES and width < LARGE:
             verdict = Verdict.UNDECIDED
@@ -202,17 +202,33 @@ def sooner(first: str, second: str, curve: str) -> Check:
 
 
 def _times_to_level(one: Record, other: Record, curve: str) -> tuple[float, float] | None:
-    found = []
-    for record in (one, other):
-        losses, seconds = record["result"]["curves"][curve], repeated_seconds(record)
-        if not losses or len(losses) != len(seconds) or not all(math.isfinite(x) for x in losses):
-            return None
-        found.append((losses, seconds))
-    level = max(min(losses) for losses, _ in found)
-    first, second = (
-        sum(seconds[: next(k for k, loss in enumerate(losses) if loss <= level) + 1]) for losses, seconds in found
-    )
-    return (first, second) if first > 0 and second > 0 else None
+    level = _common_level((one, other), curve)
+    first, second = (_time_to(level, record, curve) for record in (one, other))
+    return (first, second) if first and second else None
+
+
+def _common_level(records: Sequence[Record], curve: str) -> float:
+    """The lowest loss that all of them reach."""
+    return max(min(record["result"]["curves"][curve], default=math.nan) for record in records)
+
+
+def _time_to(level: float, record: Record, curve: str) -> float | None:
+    """Seconds until the loss is at the level; None if it never is, or if the curve is no curve."""
+    losses, seconds = record["result"]["curves"][curve], repeated_seconds(record)
+    if not losses or len(losses) != len(seconds) or not all(math.isfinite(x) for x in losses):
+        return None
+    place = next((k for k, loss in enumerate(losses) if loss <= level), None)
+    return None if place is None else sum(seconds[: place + 1])
+
+
+def _noise_to_level(records: Records, pairs: list[tuple[Record, Record]], curve: str) -> float:
+    """Half of the interval of a logarithm of two single runs' times, by the spread of those methods that have seeds."""
+    level = next(_common_level(pair, curve) for pair in pairs if _times_to_level(*pair, curve))
+    groups = []
+    for method in {r["config"]["method"] for r in records}:
+        times = [_time_to(level, r, curve) for r in where(records, method=method)]
+        groups.append([math.log(time) for time in times if time])
+    return difference([0.0], [0.0], groups).half
 
 
 def irregular_cost(first: str, second: str, method: str, limit: float) -> Check:

@@ -155,7 +155,9 @@ def _ablation_of_c() -> list[Claim]:
 
 def _sines_claims() -> list[Claim]:
     many = "at least half as much again"
-    apart = "means apart by less than the sum of the deviations over seeds; of direct, of which there are most seeds"
+    apart = (
+        "the mean larger by less than the sum of the deviations over seeds; of direct, of which there are most seeds"
+    )
     rows = [
         Claim(
             f"{method}: a row of times for each sample costs less than merging irregular times.",

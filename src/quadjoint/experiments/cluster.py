@@ -14,7 +14,7 @@ import torch
 
 from quadjoint.experiments.execute import Job
 from quadjoint.experiments.faults import Refusal, one_line
-from quadjoint.experiments.scheduler import TICK, Backend, Event, attempt, ended
+from quadjoint.experiments.scheduler import TICK, Backend, Event, alone_last, attempt, ended, may_start
 from quadjoint.experiments.training import Context
 
 
@@ -29,11 +29,11 @@ def on_ray(address: str, out: Path, data: Path | None = None, authors: Path | No
         ray = _ray(address)
         try:
             task = ray.remote(num_cpus=1, max_retries=0)(_ray_task)
-            waiting = jobs[::-1]
+            waiting = alone_last(jobs)[::-1]
             pending: dict[Any, Job] = {}
             places = max(1, int(ray.cluster_resources().get("CPU", 1)))
             while waiting or pending:
-                while waiting and len(pending) < places:
+                while waiting and len(pending) < places and may_start(waiting[-1], pending.values()):
                     job = waiting.pop()
                     pending[task.remote(job, out, data, authors)] = job
                     yield Event("started", job)

@@ -14,10 +14,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from quadjoint.experiments.estimate import Estimate, makespan
+from quadjoint.experiments.estimate import Estimate, time_left
 from quadjoint.experiments.execute import Job
 from quadjoint.experiments.scheduler import Event
 from quadjoint.experiments.training import Progress
+from quadjoint.experiments.verdicts import short
 
 
 def duration(seconds: float | None) -> str:
@@ -55,7 +56,7 @@ def special(job: Job) -> list[str]:
     default = type(job.config)()
     settings = [(name, getattr(job.config, name, None)) for name in _CELL]
     words = [
-        f"{name} {setting:g}" if isinstance(setting, float) else f"{name} {setting}"
+        f"{name} {short(setting)}" if isinstance(setting, float) else f"{name} {setting}"
         for name, setting in settings
         if setting is not None and (name in _ALWAYS or setting != getattr(default, name))
     ]
@@ -165,9 +166,9 @@ class Board:
         """Seconds until the last run ends, by what is expected of each, with the workers at hand."""
         now = self.clock()
         closed = {job.key for job, _ in self.finished} | {job.key for job, _ in self.failed} | self.running.keys()
-        waiting = [self.estimate.seconds(job) for job in self.jobs if job.key not in closed]
+        waiting = [job for job in self.jobs if job.key not in closed]
         running = [run.left(now, self.estimate.seconds(job)) for job, run in self.running.values()]
-        return makespan(running, waiting, self.workers)
+        return time_left(running, waiting, self.estimate, self.workers)
 
     def render(self) -> RenderableType:
         table = Table()

@@ -170,18 +170,25 @@ def _kinds(experiment: str, settings: Settings) -> list[tuple[Any, ...]]:
     return [(experiment, method, width, study), (experiment, method), (experiment,), ()]
 
 
-def makespan(running: Iterable[float], waiting: Iterable[float], workers: int) -> float:
-    """Seconds until all is done: each worker takes the next run when it is free.
+def makespan(running: Iterable[float], waiting: Iterable[float], workers: int, alone: Iterable[float] = ()) -> float:
+    """Seconds until all is done: each worker takes the next run when it is free, then come those that run alone.
 
-    >>> makespan([5.0], [3.0, 3.0], workers=2)
-    6.0
+    >>> makespan([5.0], [3.0, 3.0], workers=2), makespan([], [3.0, 3.0], workers=2, alone=[1.0, 1.0])
+    (6.0, 5.0)
     """
     free = list(running)
     free += [0.0] * (workers - len(free))
     heapq.heapify(free)
     for seconds in waiting:
         heapq.heapreplace(free, free[0] + seconds)
-    return max(free)
+    return max(free) + math.fsum(alone)
+
+
+def time_left(running: Iterable[float], waiting: Iterable[Job], estimate: Estimate, workers: int) -> float:
+    """Seconds until the last of the waiting runs ends, after those that are running for so long."""
+    seconds = [(job.alone, estimate.seconds(job)) for job in waiting]
+    beside, apart = ([taken for alone, taken in seconds if alone is wanted] for wanted in (False, True))
+    return makespan(running, beside, workers, apart)
 
 
 @lru_cache(maxsize=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -14,6 +15,7 @@ import torch
 from quadjoint.errors import SolveError
 from quadjoint.experiments import store
 from quadjoint.experiments.config import RunConfig, as_dict, run_key
+from quadjoint.experiments.records import CLOCK
 from quadjoint.experiments.registry import experiment
 from quadjoint.experiments.timing import environment
 from quadjoint.experiments.training import Context, Diverged
@@ -30,9 +32,20 @@ class Job:
     def key(self) -> str:
         return run_key(self.experiment, self.config)
 
+    @property
+    def alone(self) -> bool:
+        """Whether nothing else may run beside it: it measures time, and neighbours share caches and memory with it."""
+        return self.experiment == CLOCK
+
 
 def checkpoint_path(out: Path, job: Job) -> Path:
     return out / "checkpoints" / f"{job.key}.pt"
+
+
+def _trained_for(result: dict[str, Any]) -> float:
+    """Seconds of all epochs and evaluations, also of those before an interruption."""
+    curves = result.get("curves", {})
+    return math.fsum([*curves.get("seconds", []), *curves.get("evaluation_seconds", [])])
 
 
 def execute(job: Job, out: Path, context: Context) -> dict[str, Any]:
@@ -57,7 +70,7 @@ def execute(job: Job, out: Path, context: Context) -> dict[str, Any]:
         "config": as_dict(job.config),
         "status": status,
         "started": started,
-        "seconds": time.perf_counter() - clock,
+        "seconds": max(time.perf_counter() - clock, _trained_for(result)),
         "environment": environment(),
         "result": result,
     }

@@ -25,13 +25,16 @@ from quadjoint.experiments.plots import (
     canvas,
     label,
     legend,
+    name_ends,
     name_settings,
     ordered,
     panels,
+    remember_ends,
     spread_out,
     style,
 )
 from quadjoint.experiments.records import Records, by, of_study, step_seconds, where
+from quadjoint.experiments.verdicts import short
 
 
 def toy_gradient(records: Records, *, tight: bool) -> Drawing | None:
@@ -42,18 +45,22 @@ def toy_gradient(records: Records, *, tight: bool) -> Drawing | None:
     figure, axes = canvas(2, 2)
     names = {"loss": "loss", "z0": "gradient in z0", "a": "gradient in a", "T": "gradient in T"}
     for ax, (quantity, title) in zip(axes, names.items(), strict=True):
+        ends = []
         for record in sorted(records, key=lambda r: list(STYLES).index(r["config"]["method"])):
             result, method = record["result"], record["config"]["method"]
             errors = result.get("errors", {}).get(quantity)
             if errors:
                 ax.plot(result["T"], errors, label=method, markevery=4, **style(method))
+                ends.append((method, result["T"][-1], errors[-1]))
         label(ax, "T", "relative error", title=title, log="y")
-    legend(figure, axes)
+        remember_ends(ax, ends)
+        name_ends(ax)
     config = records[0]["config"]
     return Drawing(
         figure,
-        f"Errors of the loss and of its three gradients on dz/dt = a z with rtol {config['rtol']:g} and atol "
-        f"{config['atol']:g}, in double precision. All but mali solve forwards alike and have the same loss.",
+        f"Errors of the loss and of its three gradients on dz/dt = a z with rtol {short(config['rtol'])} and "
+        f"atol {short(config['atol'])}, in double precision. All but mali solve forwards alike and have the same loss. "
+        "Lines that end together share a name.",
     )
 
 
@@ -66,8 +73,10 @@ def integration(records: Records) -> Drawing | None:
     for rule in ordered(r["config"]["method"] for r in records):
         result = where(records, method=rule)[0]["result"]
         ax.plot(result["evaluations"], result["errors"], label=rule, **style(rule))
+        end = (result["evaluations"][-1], result["errors"][-1])
+        ax.annotate(rule, end, xytext=(5, 4), textcoords="offset points", fontsize=8, color=STYLES[rule]["color"])
     label(ax, "evaluations of the integrand", "relative error of the gradient", log="xy")
-    legend(figure, [ax])
+    ax.margins(x=0.12)
     return Drawing(
         figure,
         "The integral in the gradient of a small network, by rules with more and more points. Newton and Cotes’ "
@@ -77,26 +86,32 @@ def integration(records: Records) -> Drawing | None:
 
 
 def memory(records: Records) -> Drawing | None:
-    """Peak bytes against tolerance, one panel per size of the state (four of them, if there are more)."""
+    """Peak memory against tolerance, one panel per size of the state (four of them, if there are more)."""
     sizes = by(records, "width")
     shown = spread_out(list(sizes.items()), 4)
     figure, axes = canvas(1, len(shown))
     for ax, ((size,), group) in zip(axes, shown, strict=True):
+        ends = []
         for method in ordered(r["config"]["method"] for r in group):
             for record in where(group, method=method):
                 result = record["result"]
                 if result.get("tolerances"):
-                    ax.plot(result["tolerances"], result["peak_memory"], label=method, **style(method))
-        label(ax, "tolerance", "peak bytes", title=f"State of {size}", log="xy")
+                    peaks = [peak / 2**10 for peak in result["peak_memory"]]
+                    ax.plot(result["tolerances"], peaks, label=method, **style(method))
+                    ends.append((method, result["tolerances"][-1], peaks[-1]))
+        numbers = "1 number" if size == 1 else f"{size} numbers"
+        label(ax, "tolerance", "peak KiB", title=f"State of {numbers}", log="xy")
         ax.invert_xaxis()
-    legend(figure, axes)
+        remember_ends(ax, ends)
+        name_ends(ax)
     if len(shown) < len(sizes):
         figure.suptitle(f"{len(shown)} of {len(sizes)} sizes")
     return Drawing(
         figure,
         "Peak memory of one gradient of the exponential up to T = 15 as the tolerance tightens and steps become "
         "more. With a state of one number, a few bytes of bookkeeping are most of what is held; with 1000 the state "
-        "is. A flat line is memory that does not grow with the steps.",
+        "is. A flat line is memory that does not grow with the steps. Lines that end together share a name; mali, of "
+        "order two, stops at a looser tolerance.",
     )
 
 
@@ -196,8 +211,12 @@ def authors_code(records: Records) -> Drawing | None:
     against(ax, both, "width", step_seconds)
     label(ax, "width", "seconds per training step", log="xy")
     name_settings(ax, both)
-    legend(figure, [ax])
-    return Drawing(figure, "The authors’ own code (paper:, dashed) beside the same methods here, in turns.")
+    name_ends(ax, height=200)
+    return Drawing(
+        figure,
+        f"The authors’ own code (paper:, dashed) beside the same methods here: {how_timed(both)}. A dashed line above "
+        "its full one is a step that takes longer by their code. Lines that end together share a name.",
+    )
 
 
 _SPHERES: dict[str, Any] = {

@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
+from quadjoint.experiments import authors
 from quadjoint.experiments.checks_time import timed
 from quadjoint.experiments.plots import (
     STYLES,
@@ -23,6 +24,7 @@ from quadjoint.experiments.plots import (
     style,
 )
 from quadjoint.experiments.records import CLOCK, Records, by, mean_and_deviation, of_study, step_seconds, value, where
+from quadjoint.experiments.verdicts import short
 
 
 def number_of(*path: str) -> Number:
@@ -33,6 +35,11 @@ def number_of(*path: str) -> Number:
 def several(records: Records, field: str = "width") -> bool:
     """Whether there is more than one setting to compare."""
     return len({r["config"].get(field) for r in records}) > 1
+
+
+def own(records: Records) -> Records:
+    """Without the authors' code, which has figures of its own."""
+    return [r for r in records if r["config"]["method"] not in authors.METHODS]
 
 
 def seeds(records: Records) -> str:
@@ -62,7 +69,7 @@ def training_figure(
 
     A panel that would have a single width, or a curve of one point, is left out.
     """
-    clocked, trained = timed(records), of_study(records, "widths")
+    clocked, trained = own(timed(records)), of_study(records, "widths")
     plans: list[tuple[str, Records]] = []
     if several(clocked):
         plans.append(("time", clocked))
@@ -101,13 +108,13 @@ def _panel(ax: Any, kind: str, records: Records, *, metric: tuple[str, str, bool
         label(ax, "seconds of training", "test loss", log="xy")
         return "and against the time of training"
     label(ax, "epoch", "test loss", log="y")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     return f"the test loss at width {width} against epochs (mean, {seeds(records)})"
 
 
 def cost_figure(records: Records, *, task: str, scale: str) -> Drawing | None:
     """What one gradient costs and how wrong it is: evaluations, memory, errors against width."""
-    everything = [*of_study(records, CLOCK), *of_study(records, "widths", "time")]
+    everything = own([*of_study(records, CLOCK), *of_study(records, "widths", "time")])
     kinds: list[tuple[str, str, Number]] = [
         (
             "evaluations backwards",
@@ -135,7 +142,9 @@ def cost_figure(records: Records, *, task: str, scale: str) -> Drawing | None:
         figure,
         f"{task}: what one gradient costs and how far it is off, against the width. Errors are those of one gradient "
         f"with the weights of the dynamics at {scale} their initial size, the same for all methods: against the "
-        "exact gradient, and against the gradient of the loss as it was computed, which is direct’s.",
+        "exact gradient, and against the gradient of the loss as it was computed, which is direct’s (mean and "
+        f"deviation, {seeds(of_study(everything, 'widths')) or 'one measurement'}). Lines that end together share a "
+        "name.",
     )
 
 
@@ -168,7 +177,7 @@ def ablation(
             mine = where(records, method=method)
             settings = sorted({r["config"][field] for r in mine})
             spread = [mean_and_deviation([number(r) for r in mine if r["config"][field] == s]) for s in settings]
-            words = [f"{s:g}" for s in settings]
+            words = [short(s) for s in settings]
             means, deviations = [m for m, _ in spread], [d for _, d in spread]
             errors = deviations if any(deviations) else None
             ax.errorbar(words, means, yerr=errors, label=method, capsize=2, **style(method))
@@ -217,8 +226,14 @@ def regularity(records: Records) -> Drawing | None:
         figure,
         f"Sines at width {width}: the time of a step with regular times, with irregular ones merged into their union "
         "as in the paper, and with a row of times for each sample. Methods that solve backwards restart at every "
-        "time.",
+        f"time. Mean and deviation, {_seeds_of_cells(records)}.",
     )
+
+
+def _seeds_of_cells(records: Records) -> str:
+    counts = [len(group) for group in by(records, "method", "times", "spacing").values()]
+    low, high = min(counts), max(counts)
+    return "one seed" if high == 1 else f"{high} seeds" if low == high else f"{low} to {high} seeds"
 
 
 def _cell(record: dict[str, Any]) -> tuple[int, str]:

@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 
 from quadjoint.experiments import store
 from quadjoint.experiments.checks_time import log_ratio, timed
-from quadjoint.experiments.claims import CLAIMS, IMAGES, TITLES
+from quadjoint.experiments.claims import CLAIMS, TITLES
 from quadjoint.experiments.faults import ODD_RECORD
 from quadjoint.experiments.plots import Drawing, style
 from quadjoint.experiments.records import CLOCK, Records, by, of_experiment, of_study
+from quadjoint.experiments.tables import TASKS, size_label
 from quadjoint.experiments.verdicts import UNKNOWN, Claim, Finding, Interval, Verdict, plain
 
-TASKS = ("crossing", "nested-spheres", "sines", "ou", "images")
 BASE = "gq-paper"
 # By the role in the figure: the method, and what plays the role where the SDE itself is the paper's baseline.
 ROLES = {"adjoint": ("adjoint", "torchsde-adjoint"), "direct": ("direct", "torchsde-direct"), "gq": ("gq", "gq")}
@@ -60,7 +60,7 @@ def _rows_of(task: str, records: Records) -> list[Row]:
     for (dataset, batch, width), group in by(records, "dataset", "batch", "width").items():
         ratios = _ratios(task, group)
         if ratios:
-            label = _label(task, dataset, batch, width)
+            label = size_label(task, dataset, batch, width)
             made.append(Row(task, label, width, ratios, turns=bool(of_study(group, CLOCK))))
     return made
 
@@ -68,13 +68,6 @@ def _rows_of(task: str, records: Records) -> list[Row]:
 def _ratios(task: str, group: Records) -> dict[str, Interval]:
     found = {role: log_ratio(group, BASE, pair[task == "ou"]) for role, pair in ROLES.items()}
     return {role: ratio for role, ratio in found.items() if ratio is not None and math.isfinite(ratio.middle)}
-
-
-def _label(task: str, dataset: Any, batch: Any, width: Any) -> str:
-    if task == "images":
-        return f"{IMAGES.get(str(dataset), dataset)}, batch {batch}, {width} channels"
-    names = {"crossing": "crossing", "nested-spheres": "spheres", "sines": "sines", "ou": "OU"}
-    return f"{names[task]}, width {width}"
 
 
 def glance(results: store.Results) -> list[str]:
@@ -88,9 +81,14 @@ def glance(results: store.Results) -> list[str]:
     ]
     sentences.append(_times(rows(results)))
     wrong = Counter(name for name, verdict in every if verdict is Verdict.DISAGREES)
-    listed = ", ".join(f"{TITLES[name].lower()} ({count})" for name, count in wrong.most_common())
+    listed = ", ".join(f"{_in_a_sentence(TITLES[name])} ({count})" for name, count in wrong.most_common())
     sentences.append(f"The disagreements are in {listed}." if wrong else "Nothing disagrees.")
     return [sentence for sentence in sentences if sentence]
+
+
+def _in_a_sentence(title: str) -> str:
+    """With a small letter, unless it begins with a name."""
+    return title if title.startswith("Ornstein") else title[0].lower() + title[1:]
 
 
 def _papers(results: store.Results, name: str) -> list[tuple[Claim, Finding]]:

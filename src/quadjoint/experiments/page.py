@@ -23,7 +23,7 @@ h2 { margin-top: 3rem; padding-bottom: .2rem; border-bottom: 1px solid var(--lin
 th, td { border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: right; vertical-align: top; }
 th { border-bottom-width: 2px; font-weight: 600; } th:first-child, td:first-child { text-align: left; padding-left: 0; }
 caption { text-align: left; font-size: .95rem; padding: .25rem 0; } .claims { width: 100%; }
-.claims th, .claims td { text-align: left; } .claims td:first-child { width: 40%; }
+.claims th, .claims td { text-align: left; } .claims th { white-space: nowrap; } .claims td:first-child { width: 40%; }
 .claims td:nth-child(2) { white-space: nowrap; } .claims small { display: block; color: var(--quiet); }
 figure { margin: 1.2rem 0; } figure img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
 figcaption { font-size: .9rem; color: var(--quiet); max-width: 46rem; } li { overflow-wrap: anywhere; }
@@ -31,6 +31,7 @@ figcaption { font-size: .9rem; color: var(--quiet); max-width: 46rem; } li { ove
 .open { color: var(--open); } .none { color: var(--quiet); } details { margin: .6rem 0; } summary { cursor: pointer; }
 pre { background: var(--soft); padding: .75rem; overflow-x: auto; font-size: .8rem; }
 @media (max-width: 40rem) { body { font-size: 15px; padding: .7rem; } table { font-size: .82rem; }
+  figure img { max-width: none; width: 38rem; }
   .claims, .claims tbody, .claims tr, .claims td { display: block; } .claims tr:first-child { display: none; }
   .claims td { border: 0; padding: .1rem 0; } .claims td:first-child { width: auto; }
   .claims tr { border-bottom: 1px solid var(--line); padding: .4rem 0; } }
@@ -75,7 +76,7 @@ def folded(summary: str, content: str) -> str:
 def figure(svg: bytes, caption: str) -> str:
     picture = base64.b64encode(svg).decode()
     words = escape(caption)
-    image = f'<img alt="{words}" src="data:image/svg+xml;base64,{picture}">'
+    image = f'<div class="scroll"><img alt="{words}" src="data:image/svg+xml;base64,{picture}"></div>'
     return f"<figure>{image}<figcaption>{words}</figcaption></figure>"
 
 

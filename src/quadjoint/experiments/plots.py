@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from quadjoint.experiments.records import Record, Records, mean_and_deviation, on_one_thread
+from quadjoint.experiments.verdicts import short
 
 T = TypeVar("T")
 
@@ -105,7 +106,7 @@ def _few_numbers(axis: Axis, low: float, high: float) -> None:
     """Plain numbers on a logarithmic axis of less than two decades, where powers of ten are too few."""
     if high < 100 * low:
         axis.set_major_locator(MaxNLocator(5) if high < 2 * low else LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
+        axis.set_major_formatter(FuncFormatter(lambda number, _: short(number)))
         axis.set_minor_formatter(NullFormatter())
 
 
@@ -116,7 +117,8 @@ def legend(figure: Figure, axes: list[Axes]) -> None:
             handles.setdefault(name, handle)
     if handles:
         order = ordered(handles)
-        columns = max(2, min(len(order), int(figure.get_figwidth() / 1.25)))
+        letters = max(map(len, order))
+        columns = max(1, min(len(order), int(figure.get_figwidth() / (0.7 + 0.09 * letters))))
         figure.legend([handles[m] for m in order], order, loc="outside lower center", ncols=columns, frameon=False)
 
 
@@ -134,13 +136,13 @@ def against(ax: Axes, records: Records, field: str, number: Number) -> None:
             x, y, deviation = zip(*points, strict=True)
             ax.errorbar(x, y, yerr=deviation if any(deviation) else None, label=method, capsize=2, **style(method))
             ends.append((method, x[-1], y[-1]))
-    _remember(ax, ends)
+    remember_ends(ax, ends)
 
 
 def name_settings(ax: Axes, records: Records, field: str = "width") -> None:
     """Mark the settings that there are (some, if they are many), not powers of ten."""
     found = spread_out(sorted({r["config"][field] for r in records}), 12)
-    ax.set_xticks(found, [f"{s:g}" for s in found], minor=False)
+    ax.set_xticks(found, [short(s) for s in found], minor=False)
     ax.set_xticks([], minor=True)
 
 
@@ -160,7 +162,7 @@ def curves(ax: Axes, records: Records, name: str, *, clock: bool) -> None:
         look = style(method) | {"marker": STYLES.get(method, {}).get("marker", "."), "markevery": max(1, length // 8)}
         ax.plot(x, y[: len(x)], label=method, **look)
         ends.append((method, x[-1], y[len(x) - 1]))
-    _remember(ax, ends)
+    remember_ends(ax, ends)
 
 
 def _times(record: Record, found: dict[str, Any]) -> list[float]:
@@ -181,7 +183,8 @@ def _running_sum(values: Iterable[float]) -> list[float]:
 _ENDS = "_line_ends"
 
 
-def _remember(ax: Axes, ends: list[tuple[str, float, float]]) -> None:
+def remember_ends(ax: Axes, ends: list[tuple[str, float, float]]) -> None:
+    """Where the line of each method ends, for `name_ends`."""
     setattr(ax, _ENDS, ends)
 
 

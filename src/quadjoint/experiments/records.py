@@ -22,12 +22,21 @@ def of_experiment(results: store.Results, name: str) -> Records:
 
 
 def clocked(records: Records, task: str) -> Records:
-    """The lines of the clock on a task, split by method; of study ``clock``. What makes no sense is left out."""
-    split = []
+    """The lines of the clock on a task, split by method; of study ``clock``. What makes no sense is left out.
+
+    Of several lines on one cell, as when the authors' code joined later, the one with most methods counts, the latest
+    of such: methods are compared in the turns of one run.
+    """
+    cells: dict[tuple[str, ...], Record] = {}
     for record in records:
-        methods = record["result"].get("methods")
-        if record["config"].get("task") != task or not isinstance(methods, dict):
-            continue
+        config, methods = record["config"], record["result"].get("methods")
+        if config.get("task") == task and isinstance(methods, dict):
+            cell = tuple(str(config.get(name)) for name in ("dataset", "batch", "width", "seed", "device"))
+            if cell not in cells or len(methods) >= len(cells[cell]["result"]["methods"]):
+                cells[cell] = record
+    split = []
+    for record in cells.values():
+        methods = record["result"]["methods"]
         shared = {"parameters": record["result"].get("parameters")}
         for method, found in methods.items():
             if isinstance(found, dict):

@@ -18,14 +18,13 @@ from quadjoint.experiments.overview import findings, glance
 from quadjoint.experiments.page import claims_table, document, figure, folded, listed, paragraph, table
 from quadjoint.experiments.pictures import OVERVIEW, Picture, pictures
 from quadjoint.experiments.records import CLOCK, Records, of_experiment
-from quadjoint.experiments.tables import all_cells, authors_table, published_tables
-from quadjoint.experiments.verdicts import RULE, Verdict
+from quadjoint.experiments.tables import all_cells, authors_table, authors_words, published_tables
+from quadjoint.experiments.verdicts import RULE, Claim, Verdict, short
 
 BASELINES = (
-    "The baselines here are faster than the authors’: the backward solve keeps its step size at an observation "
-    "instead of searching a new one, and its norm over the parameters is that of torchdiffeq today. Speed-ups of GQ "
-    "over the adjoint are therefore smaller here than in the paper, because the adjoint is quicker and not because "
-    "GQ is slower."
+    "The baselines here differ from the authors’: the backward solve keeps its step size at an observation instead of "
+    "searching a new one, and its norm over the parameters is that of torchdiffeq today. Where this makes the adjoint "
+    "quicker, GQ’s speed-up over it is smaller here than in the paper, without GQ being slower."
 )
 
 
@@ -94,6 +93,10 @@ def _contents(results: store.Results) -> str:
         link = f'<a href="#{escape(name)}">{escape(title)}</a>' if records else escape(title)
         cells = "".join(f"<td>{counts[verdict] or '–'}</td>" for verdict in verdicts)
         rows += f"<tr><td>{link}</td>{cells}<td>{len(results.of(name))}</td></tr>"
+    if turns := len(results.of(CLOCK)):
+        rows += (
+            f"<tr><td>The clock, whose times are in all of these</td>{'<td></td>' * len(verdicts)}<td>{turns}</td></tr>"
+        )
     strange = Counter(r["experiment"] for r in results.records if r["experiment"] not in (*TITLES, CLOCK))
     for name, count in strange.items():
         rows += f"<tr><td>{escape(name)}</td>{'<td>–</td>' * len(verdicts)}<td>{count}</td></tr>"
@@ -105,25 +108,27 @@ def _authors(results: store.Results, problems: list[str]) -> list[str]:
     """How our baselines differ from the authors', with their code's times where it has run."""
     parts = ['<h2 id="baselines">Our baselines and the authors’</h2>', paragraph(BASELINES)]
     try:
-        made = authors_table(results)
+        made, words = authors_table(results), authors_words(results)
     except ODD_RECORD as error:
         problems.append(f"times of the authors' code left out: a record is not as expected ({error!r})")
-        made = None
+        made, words = None, ""
     if made is None:
         return [
             *parts,
             paragraph("Their own code was not run here (quadjoint reproduce all --authors FOLDER does).", "quiet"),
         ]
     caption, head, rows = made
-    return [*parts, table(head, rows, caption)]
+    return [*parts, paragraph(words), table(head, rows, caption)]
 
 
 def _experiment(name: str, results: store.Results, drawn: Mapping[str, Picture], problems: list[str]) -> list[str]:
     records = of_experiment(results, name)
-    checked = findings(name, records)
+    every = findings(name, records)
+    checked = [pair for pair in every if pair[1].verdict is not Verdict.MISSING]
     parts = [
         f'<h2 id="{escape(name)}">{escape(TITLES[name])}</h2>',
         claims_table("the paper says", [pair for pair in checked if not pair[0].ours]),
+        _unmeasured([claim for claim, finding in every if finding.verdict is Verdict.MISSING]),
         *(figure(drawn[key].svg, drawn[key].caption) for key in FIGURES[name] if key in drawn),
         *_tables(name, records, problems),
         claims_table("we say", [pair for pair in checked if pair[0].ours]),
@@ -133,6 +138,14 @@ def _experiment(name: str, results: store.Results, drawn: Mapping[str, Picture],
         rows = [(r["key"], r["result"].get("reason", "")) for r in failed]
         parts.append(folded(f"Runs that gave up: {len(failed)}", table(("run", "why it gave up"), rows)))
     return [part for part in [*parts, _settings(results.of(name))] if part]
+
+
+def _unmeasured(claims: list[Claim]) -> str:
+    """Statements on which there are no runs, folded."""
+    if not claims:
+        return ""
+    count = "One statement" if len(claims) == 1 else f"{len(claims)} statements"
+    return folded(f"{count} not measured by these runs", listed(claim.statement for claim in claims))
 
 
 def _tables(name: str, records: Records, problems: list[str]) -> list[str]:
@@ -151,7 +164,7 @@ def _settings(records: Records) -> str:
     values: dict[str, set[str]] = {}
     for record in records:
         for name, setting in record["config"].items():
-            values.setdefault(name, set()).add(f"{setting:g}" if isinstance(setting, float) else str(setting))
+            values.setdefault(name, set()).add(short(setting) if isinstance(setting, float) else str(setting))
     lines = [f"{name}: {', '.join(sorted(found, key=lambda v: (len(v), v)))}" for name, found in values.items()]
     return folded("Configuration", f"<pre>{escape(chr(10).join(lines))}</pre>") if lines else ""
 

@@ -18,12 +18,12 @@ from quadjoint.experiments import authors, data, store
 from quadjoint.experiments.cluster import on_ray, require_ray
 from quadjoint.experiments.config import Choice
 from quadjoint.experiments.display import Board, describe, duration
-from quadjoint.experiments.estimate import Estimate, makespan
+from quadjoint.experiments.estimate import Estimate, time_left
 from quadjoint.experiments.execute import Job
 from quadjoint.experiments.faults import Halt, Refusal
 from quadjoint.experiments.names import PRESETS
 from quadjoint.experiments.registry import NAMES, experiment
-from quadjoint.experiments.scheduler import Backend, Event, local, sweep, together
+from quadjoint.experiments.scheduler import Backend, Event, alone_last, local, sweep, together
 from quadjoint.experiments.workers import Team, join, leave, under_torchrun
 
 
@@ -113,15 +113,21 @@ def _outlook(todo: list[Job], estimate: Estimate, request: Request) -> str:
     """How many runs are to do, how long they will take from now to the end, and by what this is judged."""
     if not todo:
         return "All runs are done."
-    work = [estimate.seconds(job) for job in todo]
-    seconds = makespan([], work, request.jobs)
+    work = sum(estimate.seconds(job) for job in todo)
+    seconds = time_left([], todo, estimate, request.jobs)
     done = estimate.taken[()][0] if estimate.taken else 0
     here = "by 1 run done here" if done == 1 else f"by {done} runs done here"
     judged = here if done else "by runs recorded on another machine"
     processes = "one process" if request.jobs == 1 else f"{request.jobs} processes"
     runs = "1 run" if len(todo) == 1 else f"{len(todo)} runs"
     span = f"about {duration(seconds)} with {processes}, judged {judged}"
-    return f"{runs} to do, {duration(sum(work))} of computation: {span}."
+    clock = " The clock runs last, with one process, as it measures time." if _sleeps(todo, request) else ""
+    return f"{runs} to do, {duration(work)} of computation: {span}.{clock}"
+
+
+def _sleeps(todo: list[Job], request: Request) -> bool:
+    """Whether there are processes that have to wait while others run alone."""
+    return request.jobs > 1 and any(job.alone for job in todo)
 
 
 def planned(request: Request) -> list[Job]:
@@ -140,8 +146,11 @@ def planned(request: Request) -> list[Job]:
 
 
 def slow_first(jobs: list[Job]) -> list[Job]:
-    """The runs in the order in which to start them: no process is left with a long run when the others have none."""
-    return sorted(jobs, key=Estimate().seconds, reverse=True)
+    """The runs in the order in which to start them: no process is left with a long run when the others have none.
+
+    What must be alone comes last.
+    """
+    return alone_last(sorted(jobs, key=Estimate().seconds, reverse=True))
 
 
 def _with_data(jobs: list[Job], request: Request, console: Console) -> list[Job]:

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -96,6 +96,17 @@ def attempt(job: Job, out: Path, context: Context) -> tuple[str, Any]:
         return "failed", traceback.format_exc()
 
 
+def alone_last(jobs: list[Job]) -> list[Job]:
+    """The runs in the same order, but those that must be alone after all others."""
+    return sorted(jobs, key=lambda job: job.alone)
+
+
+def may_start(job: Job, running: Iterable[Job]) -> bool:
+    """Whether the run may start beside those that are running."""
+    others = list(running)
+    return not others or not (job.alone or any(other.alone for other in others))
+
+
 def ended(job: Job | None, kind: str, content: Any) -> Event:
     return Event(kind, job, record=content) if kind == "finished" else Event(kind, job, message=content)
 
@@ -104,16 +115,20 @@ def ended(job: Job | None, kind: str, content: Any) -> Event:
 
 
 def local(workers: int, out: Path, data: Path | None = None, authors: Path | None = None) -> Backend:
-    """``workers`` processes, one thread each, which live for the whole sweep."""
+    """``workers`` processes, one thread each, which live for the whole sweep.
+
+    What must be alone comes last, one run at a time, while the other processes sleep.
+    """
 
     def run(jobs: list[Job]) -> Generator[Event, None, None]:
-        waiting = jobs[::-1]
+        waiting = alone_last(jobs)[::-1]
         crew: list[_Worker] = []
         try:
             crew = [_Worker(out, data, authors) for _ in range(min(workers, len(waiting)))]
             while waiting or any(worker.job for worker in crew):
                 for worker in crew:
-                    if worker.job is None and waiting:
+                    running = (other.job for other in crew if other.job)
+                    if worker.job is None and waiting and may_start(waiting[-1], running):
                         yield worker.give(waiting.pop())
                 ready = wait([worker.pipe for worker in crew if worker.job], timeout=TICK)
                 for worker in [w for w in crew if w.pipe in ready]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from quadjoint.experiments import store
 from quadjoint.experiments.checks_time import as_ratio, log_ratio
+from quadjoint.experiments.claims import IMAGES
 from quadjoint.experiments.plots import STYLES, ordered
 from quadjoint.experiments.published import OU_COSINES, SINES_REGULARITY, SPHERES_C
 from quadjoint.experiments.records import CLOCK, Records, by, of_experiment, of_study, step_seconds, value, where
-from quadjoint.experiments.verdicts import plain, spread
+from quadjoint.experiments.verdicts import plain, short, spread
 
+TASKS = ("crossing", "nested-spheres", "sines", "ou", "images")
 Table = tuple[str, Sequence[str], list[Sequence[object]]]
 
 
@@ -31,7 +34,7 @@ def _spheres(records: Records) -> list[Table]:
         mine = where(ours, c=c)
         rows.append(
             (
-                f"{c:g}",
+                short(c),
                 f"{seconds / SPHERES_C[1e-3][0]:.2f}",
                 _ratio(_step(mine, "gq-paper"), base),
                 f"{accuracy:.1f} ± {deviation:.1f}",
@@ -72,14 +75,16 @@ def _sines(records: Records) -> list[Table]:
 
 
 def _sines_error(ours: Records) -> Table:
-    """The error after training with regular and with irregular times."""
+    """The error after training with regular and with irregular times, of the paper's method and of direct."""
+    methods = [m for m in ("gq-paper", "direct") if where(ours, method=m)]
     rows: list[Sequence[object]] = []
     for (times, spacing), (_, _, error, deviation) in SINES_REGULARITY.items():
-        mine = where(ours, times=times, spacing=spacing, method="gq-paper")
-        rows.append((f"{times} {spacing}", f"{error} ± {deviation}", _spread(mine, "final", "test_mse")))
+        mine = where(ours, times=times, spacing=spacing)
+        errors = [_spread(where(mine, method=m), "final", "test_mse") for m in methods]
+        rows.append((f"{times} {spacing}", f"{error} ± {deviation}", *errors))
     epochs = ours[0]["config"].get("epochs")
-    caption = f"Final test MSE of gq-paper; the paper after 250 epochs, ours after {epochs}"
-    return caption, ("times", "paper: MSE", "ours: MSE"), rows
+    caption = f"Final test MSE; the paper’s GQ after 250 epochs, ours after {epochs}; without ± it is one seed"
+    return caption, ("times", "paper: GQ", *(f"ours: {m}" for m in methods)), rows
 
 
 def _ou(records: Records) -> list[Table]:
@@ -126,22 +131,50 @@ def _spread(records: Records, *path: str) -> str:
 def authors_table(results: store.Results) -> Table | None:
     """What the authors' GQ gains over their adjoint, and ours over ours; None if theirs did not run."""
     rows: list[Sequence[object]] = []
-    for task in ("crossing", "nested-spheres", "sines", "ou", "images"):
+    for task in TASKS:
         cells = by(of_study(of_experiment(results, task), CLOCK), "dataset", "batch", "width")
         for (dataset, batch, width), group in cells.items():
             theirs, ours = log_ratio(group, "paper:gq", "paper:adjoint"), log_ratio(group, "gq-paper", "adjoint")
             quicker = log_ratio(group, "gq-paper", "paper:gq")
             adjoint = log_ratio(group, "adjoint", "paper:adjoint")
             if quicker is not None:
-                name = f"{task}, width {width}" if dataset is None else f"{dataset}, batch {batch}, {width} channels"
-                rows.append((name, *(_short_ratio(found) for found in (theirs, ours, quicker, adjoint))))
+                rows.append(
+                    (
+                        size_label(task, dataset, batch, width),
+                        *(_short_ratio(found) for found in (theirs, ours, quicker, adjoint)),
+                    )
+                )
     head = ("task", "their adjoint / their GQ", "our adjoint / gq-paper", "their GQ / gq-paper", "their adjoint / ours")
     caption = "Times of the authors’ own code and of the same methods here, in turns from the same weights."
     return (caption, head, rows) if rows else None
 
 
+def authors_words(results: store.Results) -> str:
+    """How long their methods take over ours at the tasks' sizes, in a sentence; nothing if theirs did not run."""
+    words = []
+    for ours, theirs, name in (("adjoint", "paper:adjoint", "adjoint"), ("gq-paper", "paper:gq", "GQ")):
+        logs = [
+            found.middle
+            for task in TASKS
+            for group in by(of_study(of_experiment(results, task), CLOCK), "dataset", "batch", "width").values()
+            if (found := log_ratio(group, ours, theirs)) is not None
+        ]
+        if logs:
+            low, high = (plain(math.exp(end), 3) for end in (min(logs), max(logs)))
+            words.append(f"their {name} {low if low == high else f'{low} to {high}'} times that of ours")
+    return f"A step takes by {' and by '.join(words)}." if words else ""
+
+
 def _short_ratio(found: Any) -> str:
-    return "" if found is None else as_ratio(found).partition(" ")[0]
+    return "–" if found is None else as_ratio(found).partition(" ")[0]
+
+
+def size_label(task: str, dataset: Any, batch: Any, width: Any) -> str:
+    """A task at one size, in words."""
+    if task == "images":
+        return f"{IMAGES.get(str(dataset), dataset)}, batch {batch}, {width} channels"
+    names = {"nested-spheres": "spheres", "ou": "OU"}
+    return f"{names.get(task, task)}, width {width}"
 
 
 def all_cells(records: Records) -> tuple[Sequence[str], list[Sequence[object]]] | None:
@@ -180,5 +213,5 @@ def _row(key: tuple[Any, ...], group: Records, metrics: list[str]) -> Sequence[o
         _spread(group, "gradient_mismatch"),
         *(_spread(group, "final", metric) for metric in metrics),
     ]
-    names = ["" if cell is None else f"{cell:g}" if isinstance(cell, float) else str(cell) for cell in key]
+    names = ["" if cell is None else short(cell) if isinstance(cell, float) else str(cell) for cell in key]
     return [*names, len(group), *cells]

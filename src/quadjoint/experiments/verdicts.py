@@ -181,6 +181,18 @@ def plain(number: float, digits: int = 2) -> str:
     return f"{round(number, digits - 1 - size):,.{max(0, digits - 1 - size)}f}"
 
 
+def short(number: float) -> str:
+    """A setting or a mark on an axis with the digits it has: 1e-6 rather than 1e-06, 100,000 rather than 1e+05.
+
+    >>> [short(x) for x in (0.1, 1500, 1e5, 2e6, 1e-6, 3e12)]
+    ['0.1', '1500', '100,000', '2,000,000', '1e-6', '3e12']
+    """
+    if 1e4 <= abs(number) < 1e7 and number == round(number):
+        return f"{number:,.0f}"
+    mantissa, _, exponent = f"{number:g}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+
+
 def ranged(found: Interval, digits: int = 3) -> str:
     """A mean with its interval: 1.49 (1.43 to 1.55); alone if there is no spread to speak of."""
     middle = plain(found.middle, digits)
@@ -198,6 +210,8 @@ def spread(numbers: Sequence[float], digits: int = 3) -> str:
         return plain(middle, digits)
     deviation = statistics.stdev(numbers)
     places = max(0, digits - 1 - math.floor(math.log10(abs(middle)))) if middle else digits
+    if 0 < deviation < 0.5 * 10.0**-places:  # rather 132.0 ± 0.4 than 132 ± 0
+        places += 1
     if places > 6:
         return f"{plain(middle, digits)} ± {plain(deviation, 1)}"
     return f"{middle:,.{places}f} ± {deviation:,.{places}f}"

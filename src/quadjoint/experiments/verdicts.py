@@ -17,8 +17,8 @@ from quadjoint.experiments.records import Records
 
 RULE = (
     "A statement agrees if it holds over the whole 95 % confidence interval of what was measured (Student’s t over "
-    "seeds or over repeated steps), disagrees if it holds nowhere in the interval, and otherwise these runs cannot "
-    "tell."
+    "seeds or over repeated steps; a method with one seed has the spread of the others), disagrees if it holds nowhere "
+    "in the interval, and otherwise these runs cannot tell."
 )
 # Half of the 95 % interval in standard errors, by degrees of freedom from 1 to 30.
 _STUDENT = (

@@ -10,7 +10,6 @@ docs/independent.md shows.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 import time
@@ -29,7 +28,7 @@ from torch import Tensor
 
 import quadjoint as qj
 from benchmarks.measure import Contender, Limits, in_turns, machine
-from benchmarks.output import RESULTS, ROOT, Record, show, write
+from benchmarks.output import ROOT, Record, parser, publish
 from benchmarks.verdicts import Row, judge
 
 PAGE = ROOT / "docs" / "independent.md"
@@ -193,17 +192,13 @@ def markdown(records: list[Record]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=256)
-    parser.add_argument("--turns", type=int, default=15)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    arguments = parser.parse_args(argv)
+    command = parser(__doc__)
+    command.add_argument("--samples", type=int, default=256)
+    command.add_argument("--turns", type=int, default=15)
+    arguments = command.parse_args(argv)
     threads.set_threads()
     records = measure(arguments.samples, Limits(turns=arguments.turns, total=60.0))
-    print(markdown(records))
-    write("independent", [machine(), *records], markdown(records), arguments.out)
-    if arguments.out == RESULTS:
-        show("independent", markdown(records), PAGE)
+    publish("independent", [machine(), *records], markdown(records), arguments.out, PAGE)
 
 
 if __name__ == "__main__":

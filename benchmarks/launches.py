@@ -9,7 +9,6 @@ the table that docs/performance.md shows.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import warnings
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from torch import Tensor
 import quadjoint as qj
 from benchmarks.counting import Counting, Counts
 from benchmarks.methods import NotApplicable
-from benchmarks.output import RESULTS, ROOT, Record, load, show, write
+from benchmarks.output import ROOT, Record, load, parser, publish
 from benchmarks.peers import torchdiffeq_adjoint, torchdiffeq_direct, torchode_direct
 from benchmarks.problems import Case, build, cells
 
@@ -130,21 +129,17 @@ def _entry(record: Record | None) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=[*PROBLEMS], default=[p for p in PROBLEMS if p != "tiny"])
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    args = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--only", nargs="+", choices=[*PROBLEMS], default=[p for p in PROBLEMS if p != "tiny"])
+    args = command.parse_args()
     threads.set_threads()
     kept: dict[str, list[Record]] = {}
     for record in load("launches", args.out):
         kept.setdefault(record["problem"], []).append(record)
     for problem in args.only:
         kept[problem] = measure(problem)
-        print(table(kept[problem]), flush=True)
     records = [r for problem in PROBLEMS for r in kept.get(problem, [])]
-    write("launches", records, table(records), args.out)
-    if args.out == RESULTS:
-        show("launches", table(records), PAGE)
+    publish("launches", records, table(records), args.out, PAGE)
 
 
 if __name__ == "__main__":

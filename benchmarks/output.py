@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -37,3 +38,18 @@ def show(name: str, text: str, page: Path) -> None:
     before, rest = old.split(f"<!-- {name} -->")
     after = rest.split(f"<!-- /{name} -->")[1]
     page.write_text(f"{before}{between_marks(name, text)}{after}", encoding="utf-8")
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """For the command line of a benchmark, with the folder for its results."""
+    out = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    out.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER")
+    return out
+
+
+def publish(name: str, records: list[Record], text: str, folder: Path, page: Path, excerpt: str | None = None) -> None:
+    """Write the results, and if they are to be committed, show the table, or an excerpt of it, on its page."""
+    print(text)
+    write(name, records, text, folder)
+    if folder == RESULTS:
+        show(name, excerpt or text, page)

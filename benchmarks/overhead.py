@@ -9,7 +9,6 @@ docs/performance.md shows.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from torch import Tensor
 import quadjoint as qj
 from benchmarks.counting import Counting
 from benchmarks.measure import Contender, Limits, in_turns, machine
-from benchmarks.output import RESULTS, ROOT, Record, show, write
+from benchmarks.output import ROOT, Record, parser, publish
 from benchmarks.problems import Case, build, cells
 from quadjoint.solver.methods.catalogue import RUNGE_KUTTA
 
@@ -137,15 +136,10 @@ def table(records: list[Record]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    out = parser.parse_args().out
+    out = parser(__doc__).parse_args().out
     threads.set_threads()
     records = [machine(), *(measure(name) for name in CELLS)]
-    print(table(records))
-    write("overhead", records, table(records), out)
-    if out == RESULTS:
-        show("overhead", table(records), PAGE)
+    publish("overhead", records, table(records), out, PAGE)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ The rule for keeping such graphs in the library: at least 1.4 times as fast, com
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -27,7 +26,7 @@ from torch import Tensor
 
 import quadjoint as qj
 from benchmarks.measure import Contender, Limits, in_turns, machine
-from benchmarks.output import RESULTS, ROOT, Record, show, write
+from benchmarks.output import ROOT, Record, parser, publish
 from benchmarks.problems import build, cells
 from quadjoint.solver.methods.catalogue import RUNGE_KUTTA
 from quadjoint.solver.methods.compiled import COMPILE
@@ -126,16 +125,11 @@ def table(records: list[Record]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    out = parser.parse_args().out
+    out = parser(__doc__).parse_args().out
     threads.set_threads()
     warnings.simplefilter("ignore")  # the compiler's about itself
     records = [machine(), *(record for name in CELLS for record in measure(name))]
-    print(table(records))
-    write("step_graphs", records, table(records), out)
-    if out == RESULTS:
-        show("step_graphs", table(records), PAGE)
+    publish("step_graphs", records, table(records), out, PAGE)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Stiff problems in batches, forward and gradient, against diffrax and SciPy.
 
-    python benchmarks/stiff.py                                  # everything; about half an hour
-    python benchmarks/stiff.py --only robertson --batches 1 4   # a part of it
+    python benchmarks/stiff.py                                               # everything; about half an hour
+    python benchmarks/stiff.py --only robertson --batches 1 4 --out FOLDER   # a part of it
 
 Writes ``stiff.jsonl`` and ``stiff.md``, of which docs/stiff.md shows a part.
 
@@ -13,7 +13,6 @@ Jacobians and factorisations are counted apart from the timing.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -34,7 +33,7 @@ from torch import Tensor
 
 import quadjoint as qj
 from benchmarks.measure import machine
-from benchmarks.output import RESULTS, ROOT, Record, show, write
+from benchmarks.output import ROOT, Record, parser, publish
 from benchmarks.stiff_problems import PROBLEMS, StiffProblem, draw
 from benchmarks.verdicts import judge
 from quadjoint.solver.methods import jacobian
@@ -283,23 +282,19 @@ def verdicts(records: list[Record]) -> list[Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(PROBLEMS), default=list(PROBLEMS))
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 100])
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--samples", type=int, default=3, help="samples with a reference, and solved by SciPy")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    given = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--only", nargs="+", choices=list(PROBLEMS), default=list(PROBLEMS))
+    command.add_argument("--batches", nargs="+", type=int, default=[1, 100])
+    command.add_argument("--turns", type=int, default=3)
+    command.add_argument("--samples", type=int, default=3, help="samples with a reference, and solved by SciPy")
+    given = command.parse_args()
     threads.set_threads()
     records: list[Record] = [machine()]
     for name in given.only:
         for batch in given.batches:
             print(f"{name}, batch {batch}", file=sys.stderr, flush=True)
             records += measure(name, batch, turns=given.turns, samples=given.samples)
-    print(report(records))
-    write("stiff", records, report(records), given.out)
-    if given.out == RESULTS:
-        show("stiff", summary(records), PAGE)
+    publish("stiff", records, report(records), given.out, PAGE, excerpt=summary(records))
 
 
 if __name__ == "__main__":

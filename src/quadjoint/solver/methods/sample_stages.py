@@ -98,26 +98,27 @@ def iterate_samples(
     measure, max_iters = equations.measure, equations.max_iters
     active = torch.ones(batch, dtype=torch.bool, device=z.device)
     converged = ~active
-    last = best = torch.full((batch,), math.inf, dtype=z.dtype, device=z.device)
     rate = torch.as_tensor(eta, dtype=z.dtype, device=z.device).expand(batch)
-    eta, rate = rate, rate / (1.0 + rate)
+    rate = rate / (1.0 + rate)
+    last = best = rate  # of changes; none before the first
+    tiny = torch.finfo(z.dtype).tiny
     for n in range(1, max_iters + 1):
         dz = equations.change(z, factors)
         size = measure.rows(dz, z).reshape(batch, -1).amax(1)
-        finite = torch.isfinite(size)
-        z = torch.where(_spread(active & finite, z), z - dz, z)
+        active = active & (size < math.inf)  # others are lost
+        z = torch.where(_spread(active, z), z - dz, z)
         if n > 1:
-            rate = torch.where(active, torch.where(last > 0.0, size / last, 0.0), rate)
-            eta = torch.where(rate < 1.0, rate / (1.0 - rate), math.inf)
-        enough = (eta * size <= 1.0) | (size == 0.0)
-        hopeless = ~finite
+            rate = torch.where(active, size / last.clamp(min=tiny), rate)
+        # The change that is left, rate / (1 - rate) size, is at most one; and will it be after all iterations?
+        left, allowed = rate * size, 1.0 - rate
+        enough = left <= allowed
         if n > 2:
             enough = enough | ((rate > NOISE) & (size <= measure.limit) & (best > size / 10.0))
-        if n > 1:
-            hopeless = hopeless | (rate >= 1.0) | (rate ** (max_iters - n) * eta * size > 1.0)
         converged = converged | (active & enough)
-        active = active & ~enough & ~hopeless
-        last, best = size, torch.minimum(best, size)
+        active = active & ~enough
+        if n > 1:
+            active = active & (rate ** (max_iters - n) * left <= allowed)
+        last, best = size, size if n == 1 else torch.minimum(best, size)
         if not bool(active.any()):
             break
     return FoundSamples(z, converged, rate)

@@ -87,7 +87,7 @@ class RungeKutta(Stepper):
         dt = length = ends[1] - ends[0]
         times: Sequence[Time] | None = None
         if isinstance(length, Tensor) and length.ndim:
-            dt, times = self._own_times(*ends, y)
+            dt, times = self._own_times(*ends, length, y)
         k = f(ends[0] if times is None else times[0], y, nudge[0]) if carry is None else carry
         if not isinstance(length, Tensor):
             times = f.as_tensors([t1 if c == 1.0 else t0 + c * length for c in self.nodes[: self.stages]])
@@ -108,12 +108,12 @@ class RungeKutta(Stepper):
             error_sum=taken.error_sum,
         )
 
-    def _own_times(self, start: Any, end: Any, y: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+    def _own_times(self, start: Any, end: Any, length: Tensor, y: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
         """The lengths of the samples' own steps in the precision of the state, and the times of their stages.
 
         Times are added up in their own precision, and rounded for f last.
         """
-        length, real = end - start, y.dtype.to_real()
+        real = y.dtype.to_real()
         times = (start + self._nodes_like(length) * length).to(real).unbind()
         if end.dtype != real:
             return length.to(real), times

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 import quadjoint as qj
-from benchmarks.measure import Contender, Limits, in_turns, machine
+from benchmarks.measure import Contender, Limits, in_turns
 from benchmarks.output import ROOT, Record, parser, publish
 from benchmarks.verdicts import Row, judge
 
@@ -178,7 +178,6 @@ def aims(records: list[Record]) -> list[Row]:
 
 
 def markdown(records: list[Record]) -> str:
-    records = [r for r in records if r["kind"] != "machine"]
     lines = ["| batch | method | evaluations | CPU time | error |", "| --- | --- | ---: | ---: | ---: |"]
     for r in records:
         if r["status"] != "ok":
@@ -198,7 +197,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = command.parse_args(argv)
     threads.set_threads()
     records = measure(arguments.samples, Limits(turns=arguments.turns, total=60.0))
-    publish("independent", [machine(), *records], markdown(records), arguments.out, PAGE)
+    publish("independent", records, markdown(records), arguments.out, PAGE)
 
 
 if __name__ == "__main__":

@@ -8,23 +8,27 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import machine
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 Record = dict[str, Any]
 
 
 def write(name: str, records: Iterable[Record], text: str, folder: Path) -> None:
-    """The records as ``name.jsonl`` and their table as ``name.md``."""
+    """The records as ``name.jsonl``, after a line about the machine, and their table as ``name.md``."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    (folder / f"{name}.jsonl").write_text(
+        "".join(json.dumps(r) + "\n" for r in (machine(), *records)), encoding="utf-8"
+    )
     (folder / f"{name}.md").write_text(f"{text.strip()}\n", encoding="utf-8")
 
 
 def load(name: str, folder: Path = RESULTS) -> list[Record]:
-    """The records of a run before, none if there was none."""
+    """The records of a run before, without that of the machine; none if there was no run."""
     path = folder / f"{name}.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines]
+    return [r for r in map(json.loads, lines) if r.get("kind") != "machine"]
 
 
 def between_marks(name: str, text: str) -> str:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import quadjoint as qj
 from benchmarks.counting import Counting
-from benchmarks.measure import Contender, Limits, in_turns, machine
+from benchmarks.measure import Contender, Limits, in_turns
 from benchmarks.output import ROOT, Record, parser, publish
 from benchmarks.problems import Case, build, cells
 from quadjoint.solver.methods.catalogue import RUNGE_KUTTA
@@ -126,8 +126,6 @@ def table(records: list[Record]) -> str:
     lines = ["| problem | evaluations | | operations | Python calls | ms, best | over bare evaluations |"]
     lines.append("| --- | ---: | --- | ---: | ---: | ---: | ---: |")
     for r in records:
-        if r["kind"] == "machine":
-            continue
         for kind in KINDS:
             ratio = r[f"{kind}_seconds"] / r["bare_seconds"]
             figures = f"{r[f'{kind}_kernels']} | {r[f'{kind}_calls']} | {1e3 * r[f'{kind}_seconds']:.2f} | {ratio:.2f}"
@@ -138,7 +136,7 @@ def table(records: list[Record]) -> str:
 def main() -> None:
     out = parser(__doc__).parse_args().out
     threads.set_threads()
-    records = [machine(), *(measure(name) for name in CELLS)]
+    records = [measure(name) for name in CELLS]
     publish("overhead", records, table(records), out, PAGE)
 
 

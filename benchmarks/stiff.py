@@ -32,7 +32,6 @@ import torch
 from torch import Tensor
 
 import quadjoint as qj
-from benchmarks.measure import machine
 from benchmarks.output import ROOT, Record, parser, publish
 from benchmarks.stiff_problems import PROBLEMS, StiffProblem, draw
 from benchmarks.verdicts import judge
@@ -226,7 +225,6 @@ def measure(name: str, batch: int, *, turns: int, samples: int) -> list[Record]:
 def report(records: list[Record]) -> str:
     columns = ("seconds_forward", "seconds_gradient", "error", "gradient_error", "steps_mean", "steps_most", "rejected")
     columns += ("evaluations", "jacobians", "factorisations")
-    records = [r for r in records if r.get("kind") != "machine"]
     lines = ["| cell | method | " + " | ".join(c.replace("_", " ") for c in columns) + " |"]
     lines.append("| --- " * (len(columns) + 2) + "|")
     for r in records:
@@ -247,7 +245,7 @@ def summary(records: list[Record]) -> str:
         "| --- | --- | ---: | ---: | ---: |",
     ]
     for r in records:
-        if r.get("kind") == "machine" or r["status"] != "ok":
+        if r["status"] != "ok":
             continue
         name, batch = r["cell"].rsplit("-", 1)
         gradient = f"{r['seconds_gradient']:.3g} s" if "seconds_gradient" in r else ""
@@ -259,7 +257,6 @@ def summary(records: list[Record]) -> str:
 
 def verdicts(records: list[Record]) -> list[Any]:
     """The best of our methods in every cell: of those whose gradient is right, if there is one."""
-    records = [r for r in records if r.get("kind") != "machine"]
     by = {(r["cell"], r["method"]): r for r in records if r["status"] == "ok"}
     cells = list(dict.fromkeys(r["cell"] for r in records))
     best: dict[str, dict[str, Record]] = {"forward": {}, "gradient": {}}
@@ -290,7 +287,7 @@ def main() -> None:
     command.add_argument("--samples", type=int, default=3, help="samples with a reference, and solved by SciPy")
     given = command.parse_args()
     threads.set_threads()
-    records: list[Record] = [machine()]
+    records: list[Record] = []
     for name in given.only:
         for batch in given.batches:
             print(f"{name}, batch {batch}", file=sys.stderr, flush=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.output import load
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ["tiny-spheres", "tiny-sines", "tiny-crossing", "tiny-ou", "tiny-conv", "tiny-irregular"]
@@ -121,8 +122,7 @@ def test_an_aim_is_met_only_where_time_and_error_are(package: None, seconds: flo
 def test_operations_are_counted_for_ours_and_others(tmp_path: Path) -> None:
     """And ours needs fewer operations, and far fewer reads of the host, than backpropagation through torchdiffeq."""
     call("launches", "--only", "tiny", "--out", str(tmp_path))
-    lines = (tmp_path / "launches.jsonl").read_text().splitlines()
-    found = {record["method"]: record for record in map(json.loads, lines)}
+    found = {record["method"]: record for record in load("launches", tmp_path)}
     assert not any("failure" in record for record in found.values())
 
     def total(method: str, kind: str) -> int:
@@ -137,7 +137,7 @@ def test_operations_are_counted_for_ours_and_others(tmp_path: Path) -> None:
 def test_independent_steps_are_compared_and_judged(tmp_path: Path) -> None:
     """A few oscillators: all solve the same problem, evaluations are counted, every aim has a verdict."""
     call("independent", "--samples", "4", "--turns", "1", "--out", str(tmp_path))
-    records = [json.loads(line) for line in (tmp_path / "independent.jsonl").read_text().splitlines()][1:]
+    records = load("independent", tmp_path)
     solved = [r for r in records if r["status"] == "ok"]
     assert len(solved) >= 15 and all(r["evaluations"] > 10 and r["cpu_best"] > 0.0 for r in solved)
     assert all(r["error"] < 1e-3 for r in solved if r["cell"] != "van-der-pol")

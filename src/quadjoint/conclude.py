@@ -38,11 +38,11 @@ class Solved:
 def conclude(arranged: Arranged, task: Task, out: Outcome, flow: Flow, *, in_times: bool) -> Solved:
     """The result of a solve; ``in_times`` makes the observations differentiable in their times."""
     ys = out.observer.arrange(out.ys)
+    interval = (0.0, 1.0) if isinstance(out.run, SampleIntegration) else arranged.spec.interval
+    found = Solved(arranged.t, ys, task.stats, out.parts, flow, interval)
     if isinstance(out.run, SampleIntegration):
-        found = Solved(arranged.t, ys, task.stats, out.parts, flow, (0.0, 1.0))
         found = _end_of_samples(found, arranged, task, out.run, in_times=in_times)
     else:
-        found = Solved(arranged.t, ys, task.stats, out.parts, flow, arranged.spec.interval)
         if arranged.spec.event is not None:
             found = _event(found, arranged, task, out.run.event_time)
             in_times = in_times or (found.event_time is not None and private.is_differentiated(found.event_time))

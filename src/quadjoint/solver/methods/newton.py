@@ -144,10 +144,9 @@ def iterate(
 
 def residual(stages: StageMatrix, h: Any, f: Tensor, z: Tensor) -> Tensor:
     """z - h A f for tensors of shape (rows, q, d)."""
-    if stages.q == 1 and not isinstance(h, Tensor):
-        return torch.sub(z, f, alpha=h * float(stages.a[0, 0]))
-    if isinstance(h, Tensor) and stages.q == 1:
-        return torch.addcmul(z, f, h, value=-float(stages.a[0, 0]))
+    if stages.q == 1:
+        a = float(stages.a[0, 0])
+        return torch.addcmul(z, f, h, value=-a) if isinstance(h, Tensor) else torch.sub(z, f, alpha=h * a)
     if isinstance(h, Tensor):
         return z - torch.matmul(stages.constant("a", z), f * h)
     return torch.sub(z, torch.matmul(stages.constant("a", z), f), alpha=h)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quadjoint.solver.methods.explicit_stages import sum_columns, sums_pay, take_stages
 from quadjoint.solver.methods.runge_kutta_step import RungeKuttaStep
-from quadjoint.solver.methods.sums import nonzero
+from quadjoint.solver.methods.sums import nonzero, stage_time
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
 
@@ -90,7 +90,7 @@ class RungeKutta(Stepper):
             dt, times = self._own_times(*ends, length, y)
         k = f(ends[0] if times is None else times[0], y, nudge[0]) if carry is None else carry
         if not isinstance(length, Tensor):
-            times = f.as_tensors([t1 if c == 1.0 else t0 + c * length for c in self.nodes[: self.stages]])
+            times = f.as_tensors([stage_time(c, (t0, t1), length) for c in self.nodes[: self.stages]])
         taken = take_stages(self, f, ends, y, k, dt=dt, length=length, nudge=nudge, times=times)
         return RungeKuttaStep(
             self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
 import torch
@@ -43,6 +44,10 @@ def combine(y: Tensor, ks: Stages, weights: Weights, dt: Time) -> Tensor:
     return y + weighted(ks, weights, dt)
 
 
+@overload
+def stage_time(c: float, ends: tuple[float, float], length: float) -> float: ...
+@overload
+def stage_time(c: float, ends: tuple[Time, Time], length: Time) -> Time: ...
 def stage_time(c: float, ends: tuple[Time, Time], length: Time) -> Time:
     """The time of a stage at the fraction c of a step; at its end to the last bit."""
     return ends[1] if c == 1.0 else ends[0] + c * length

@@ -18,6 +18,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 from benchmarks.report import seconds
+from quadjoint.experiments.verdicts import plain
 
 ROOT = Path(__file__).resolve().parents[1]
 ASSETS = ROOT / "docs" / "assets"
@@ -67,7 +68,7 @@ def _numbers(record: Record | None) -> str:
     if record is None:
         return ""
     peak = record.get("peak_bytes")
-    return seconds(record["seconds_best"]) + (f", {peak / 2**20:.2g} MiB" if peak else "")
+    return seconds(record["seconds_best"]) + (f", {plain(peak / 2**20, 2)} MiB" if peak else "")
 
 
 def chosen(records: list[Record]) -> dict[str, list[Record]]:

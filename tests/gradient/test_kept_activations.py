@@ -116,7 +116,7 @@ def test_what_is_kept_is_not_evaluated_again(mode: str) -> None:
     none, some, everything = (repeated[a] for a in ALLOWANCES)
     assert none == stats.vjp_state
     assert 0 < some < none
-    assert everything == 0
+    assert everything == (1 if mode == "stacked" else 0)  # the first, which was recorded before the mode was chosen
 
 
 def test_rejected_steps_are_not_kept() -> None:
@@ -147,7 +147,7 @@ def test_weight_gradients_of_many_stages_are_one_product() -> None:
     f, y0 = Plain().double(), normal(5, 3)
     stats, _ = gradients(f, y0, qj.DiscreteAdjoint(mode="stacked"))
     assert stats.vjp_state > 10
-    assert stats.vjp_params == 3  # that of the first evaluation, which is measured, is made at once
+    assert stats.vjp_params == 2
 
 
 @pytest.mark.parametrize("mode", ["joint", "stacked"])

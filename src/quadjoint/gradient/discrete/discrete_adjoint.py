@@ -102,8 +102,8 @@ class DiscreteAdjoint(Gradient):
             size = None if first is None else first.activation_bytes
             left = 0 if size is None else self._allowance // max(1, size)
         within = aliases if aliases else deferred or NOTHING
-        # The first evaluation was recorded without aliases.
-        dynamics = Tape(task.f, first, left=left, within=within, keep_first=not aliases)
+        # The first evaluation was recorded before these: where they are needed, the backward pass makes it again.
+        dynamics = Tape(task.f, first, left=left, within=within, keep_first=within is NOTHING)
         states = None if self.memory_limit is None else self.memory_limit // (2 if left else 1)
         memory = _Memory(dynamics, stages=stages, max_states=self.max_states, max_bytes=states)
         memory.task, memory.aliases, memory.deferred = task, aliases, deferred

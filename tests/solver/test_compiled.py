@@ -38,7 +38,7 @@ def quick_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "COMPILE", {"backend": "eager"})
 
 
-def gradients(net: Net, gradient: str, compile: bool, **kwargs: object) -> tuple[Tensor, Tensor]:
+def gradients(net: Net, gradient: str | qj.Gradient, compile: bool, **kwargs: object) -> tuple[Tensor, Tensor]:
     net.zero_grad()
     y0 = torch.linspace(-1, 1, 8, dtype=torch.float64).reshape(4, 2)
     t = kwargs.pop("t", torch.linspace(0, 2, 7, dtype=torch.float64))
@@ -54,15 +54,47 @@ def graphs() -> int:
 
 @pytest.mark.parametrize(
     ("method", "gradient"),
-    [("bosh3", "direct"), ("bosh3", "discrete"), ("bosh3", "gq"), ("adaptive_heun", "discrete"), ("rk4", "discrete")],
+    [
+        ("bosh3", "direct"),
+        ("bosh3", "discrete"),
+        ("bosh3", qj.DiscreteAdjoint(max_states=2)),
+        ("bosh3", qj.DiscreteAdjoint(memory_limit=200)),
+        ("bosh3", "gq"),
+        ("adaptive_heun", "discrete"),
+        ("rk4", "discrete"),
+    ],
 )
-def test_compiled_equals_eager(net: Net, quick_backend: None, method: str, gradient: str) -> None:
+def test_compiled_equals_eager(net: Net, quick_backend: None, method: str, gradient: str | qj.Gradient) -> None:
+    """Also where states are kept, or checkpoints."""
     options = {"step_size": 0.25} if method == "rk4" else None
     settings = {"method": method, "options": options}
     for ours, eager in zip(
         gradients(net, gradient, True, **settings), gradients(net, gradient, False, **settings), strict=True
     ):
         torch.testing.assert_close(ours, eager, rtol=1e-10, atol=1e-12)
+
+
+def test_the_transpose_has_the_stages_of_observations(net: Net, quick_backend: None) -> None:
+    """dopri8 evaluates stages for them, outside of the graph; the steps of both gradients are the same."""
+    (_, ours), (_, wanted) = (gradients(net, how, True, method="dopri8") for how in ("discrete", "direct"))
+    torch.testing.assert_close(ours, wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_compiled_equals_eager_at_a_discontinuity(net: Net, quick_backend: None) -> None:
+    """The step behind it is not compiled."""
+    settings = {"method": "bosh3", "options": {"jump_t": torch.tensor([0.7], dtype=torch.float64)}}
+    for ours, eager in zip(
+        gradients(net, "discrete", True, **settings), gradients(net, "discrete", False, **settings), strict=True
+    ):
+        torch.testing.assert_close(ours, eager, rtol=1e-10, atol=1e-12)
+
+
+def test_the_transpose_of_a_compiled_step_evaluates_its_stages_once(net: Net, quick_backend: None) -> None:
+    t = torch.linspace(0, 2, 7, dtype=torch.float64)
+    settings = {"method": "bosh3", "gradient": "discrete", "compile": True}
+    sol = qj.solve(net, torch.ones(4, 2, dtype=torch.float64), t, **settings)  # type: ignore[arg-type]
+    sol.ys.square().sum().backward()
+    assert sol.stats.backward_evaluations == 4 * sol.stats.accepted_steps
 
 
 def test_no_recompilation_for_other_times_tolerances_and_observations(net: Net, quick_backend: None) -> None:

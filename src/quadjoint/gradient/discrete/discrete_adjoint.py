@@ -24,7 +24,7 @@ from quadjoint.gradient.cotangents import Cotangents
 from quadjoint.gradient.discrete.checkpoints import StepRecorder
 from quadjoint.gradient.discrete.deferred import DeferredLinear
 from quadjoint.gradient.discrete.implicit_sweep import ImplicitSweep
-from quadjoint.gradient.discrete.sweep import clock_sweep, sweep
+from quadjoint.gradient.discrete.sweep import clock_sweep, step_sweep, sweep
 from quadjoint.gradient.discrete.tape import Tape
 from quadjoint.gradient.discrete.transpose import StepTransposer
 from quadjoint.gradient.first import First
@@ -87,18 +87,19 @@ class DiscreteAdjoint(Gradient):
             )
 
     def recorder(self, task: Task, first: First | None) -> _Memory:
-        stages = self.keep == "stages" and self.max_states is None and task.spec.solver.stepper.keeps_inputs
-        aliases = Aliases(task.params)
+        aliases, stepper = Aliases(task.params), task.spec.solver.stepper
+        whole = stepper.eager is not stepper and not aliases  # a step is one graph, and so is its transpose
+        stages = self.keep == "stages" and self.max_states is None and (stepper.keeps_inputs or whole)
         implicit = isinstance(task.spec.solver.eager, ImplicitRungeKutta)  # whose products are stacked in any case
-        mode = "joint" if implicit else self._mode(task, first)
+        mode = "joint" if implicit or whole else self._mode(task, first)
         if aliases and mode != "joint":
             mode = "joint"
             task.say("products are joint, as parameters have hooks")
-        elif self.mode == "auto" and not implicit:
+        elif self.mode == "auto" and not implicit and not whole:
             task.say(f"products are {mode}")
         deferred = DeferredLinear(task.params) if mode == "stacked" else None
         left = 0
-        if stages and not implicit and not is_recorded_already() and task.spec.solver.points is None:
+        if stages and not implicit and not whole and not is_recorded_already() and task.spec.solver.points is None:
             size = None if first is None else first.activation_bytes
             left = 0 if size is None else self._allowance // max(1, size)
         within = aliases if aliases else deferred or NOTHING
@@ -106,7 +107,7 @@ class DiscreteAdjoint(Gradient):
         dynamics = Tape(task.f, first, left=left, within=within, keep_first=within is NOTHING)
         states = None if self.memory_limit is None else self.memory_limit // (2 if left else 1)
         memory = _Memory(dynamics, stages=stages, max_states=self.max_states, max_bytes=states)
-        memory.task, memory.aliases, memory.deferred = task, aliases, deferred
+        memory.task, memory.aliases, memory.deferred, memory.whole = task, aliases, deferred, whole
         if first is not None:
             memory.activation_bytes, memory.beginning = first.activation_bytes or 0, Beginning(first)
         return memory
@@ -132,7 +133,11 @@ class DiscreteAdjoint(Gradient):
                 memory.beginning.prove(task)
             a = ImplicitSweep(task, cotangents, products, activation_bytes=memory.activation_bytes).run(memory)
             return Gradients(cotangents.at_start(a), products.finish())
-        a = sweep(StepTransposer(task, cotangents), products, memory, memory.deferred)
+        transposer = StepTransposer(task, cotangents)
+        if memory.whole and memory.stages:
+            a = step_sweep(transposer, products, memory)
+        else:
+            a = sweep(transposer, products, memory, memory.deferred)
         return Gradients(cotangents.at_start(a), products.finish())
 
 
@@ -142,6 +147,7 @@ class _Memory(StepRecorder):
     task: Task
     aliases: Aliases
     deferred: DeferredLinear | None
+    whole: bool
     activation_bytes: int = 0
     beginning: Beginning | None = None
 

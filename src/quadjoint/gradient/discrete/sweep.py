@@ -19,7 +19,7 @@ from quadjoint.gradient.products import Products
 from quadjoint.gradient.proof import Proof
 from quadjoint.solver.methods.runge_kutta_step import RungeKuttaStep
 from quadjoint.solver.methods.sums import combine
-from quadjoint.solver.protocols import Step, Time
+from quadjoint.solver.protocols import Step, Stepper, Time
 
 
 def sweep(
@@ -85,10 +85,32 @@ def _compare(proof: Proof, transposer: StepTransposer, record: StepRecord, ks: d
         proof.compare(found, end, end - inputs[0])
 
 
-def replay(task: Task, record: StepRecord, y: Tensor) -> RungeKuttaStep:
+def step_sweep(transposer: StepTransposer, products: Products, memory: StepRecorder) -> Tensor:
+    """As ``sweep``, for steps that are graphs as a whole: each is taken again, and differentiated at once."""
+    task, shape, proof = transposer.task, transposer.task.f.shape, Proof(transposer.task)
+    a, behind = transposer.zero(), memory.end
+    for record in reversed(memory.records):
+        if transposer.needs_extension(record):
+            record = replace(record, stages=transposer.total)
+        adjoints, _, _ = transposer.open(record, a, None)
+        y = record.begin().detach().requires_grad_()
+        with torch.enable_grad():
+            step = replay(task, record, y, transposer.method)
+            stages = step.stacked()
+        products.watch(stages, y)
+        mu = products.transpose(stages, y, adjoints[1:].view(stages.shape))
+        if behind is not None:
+            proof.compare(step.y1, behind, step.y1 - y)
+        a, behind = adjoints[0] + mu.reshape(-1), record.begin()
+    proof.conclude()
+    return a.view(shape)
+
+
+def replay(task: Task, record: StepRecord, y: Tensor, stepper: Stepper | None = None) -> RungeKuttaStep:
     """Take a step of the forward pass again, with the stages that it had."""
     before = task.f.evaluations
-    step = task.spec.solver.eager.step(task.f, record.t0, record.t1, y, nudge=record.nudge, clock=record.clock)
+    stepper = stepper or task.spec.solver.eager
+    step = stepper.step(task.f, record.t0, record.t1, y, nudge=record.nudge, clock=record.clock)
     assert isinstance(step, RungeKuttaStep)
     if record.stages > len(step.ks):
         step.complete()

@@ -73,7 +73,7 @@ class CompiledRungeKutta(RungeKutta):
         vars(self).update(vars(eager))  # the same method
         self._smooth = None if eager.smooth is eager else eager.smooth
         self._eager, self.run, self.inputs, self.dynamics, self.give_up = eager, run, inputs, dynamics, give_up
-        self.broken, self.calls = False, 0
+        self.broken, self.calls = False, {True: 0, False: 0}  # with autograd and without
 
     @property
     def twice(self) -> RungeKutta:
@@ -130,8 +130,9 @@ class CompiledRungeKutta(RungeKutta):
     def call(self, t0: float, t1: float, y: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Run the graph: end of the step, stacked stages, error in units of the tolerance."""
         times = self.dynamics.time_vector([t0, t1, t1 - t0])
-        self.calls += 1
-        if self.calls <= 2:
+        grad = torch.is_grad_enabled()
+        self.calls[grad] += 1
+        if self.calls[grad] <= 2:
             # These may be traced: the first, and the second, whose state is the result of another operation. The
             # tracer gives warnings about itself, which must not become errors.
             with warnings.catch_warnings(), private.tracing():

@@ -156,9 +156,8 @@ def _compiled(r: Results) -> Row:
     """Against the faster of diffrax's two gradients."""
 
     def ratio(cell: str) -> float | None:
-        theirs = [s for m in ("checkpointed", "backsolve") if (s := r.seconds(cell, f"diffrax:{m}")) is not None]
-        ours = r.seconds(cell, "quadjoint:auto-compiled")
-        return None if ours is None or not theirs else ours / min(theirs)
+        both = [r.ratio(cell, "quadjoint:auto-compiled", f"diffrax:{m}") for m in ("checkpointed", "backsolve")]
+        return max((x for x in both if x is not None), default=None)
 
     small = r.of("spheres", "sines", "crossing", "ou", width=lambda w: w <= 100)
     aim = "`auto` with compile=True no slower than diffrax under jit (the faster of its two gradients)"
@@ -169,8 +168,7 @@ def _irregular(r: Results) -> Row:
     values = {}
     for cell in r.of("irregular", ending="-per-sample"):
         name = cell.removesuffix("-per-sample")
-        a, b = r.seconds(cell, "quadjoint:auto"), r.seconds(f"{name}-regular", "quadjoint:auto")
-        values[name] = None if a is None or b is None else a / b
+        values[name] = r.ratio(cell, "quadjoint:auto", "quadjoint:auto", other=f"{name}-regular")
     aim = "`auto` with times per sample at most 1.5x the cost of regular times"
     return judge("irregular times", aim, values, lambda c, v: v <= 1.5)
 
@@ -179,9 +177,8 @@ def _auto(r: Results) -> Row:
     """Against the fastest of the methods that ``auto`` chooses from; the memory allowed by default holds them all."""
 
     def ratio(cell: str) -> float | None:
-        others = [s for m in EXACT if (s := r.seconds(cell, f"quadjoint:{m}")) is not None]
-        auto = r.seconds(cell, "quadjoint:auto")
-        return None if auto is None or not others else auto / min(others)
+        each = [r.ratio(cell, "quadjoint:auto", f"quadjoint:{m}") for m in EXACT]
+        return max((x for x in each if x is not None), default=None)
 
     names = [c for c, family in r.cells.items() if family != "tiny"]
     aim = "`auto` within 10 % of the best exact method"

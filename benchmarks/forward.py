@@ -21,6 +21,7 @@ from torch import Tensor
 import quadjoint as qj
 from benchmarks.measure import Contender, Limits, in_turns
 from benchmarks.problems import Cell, build
+from benchmarks.verdicts import time_ratio
 
 AIM = 0.7
 TOLERANCE = 1e-3
@@ -85,9 +86,9 @@ def _contender(name: str, solve: Callable[[], Tensor], cell: Cell, exact: Tensor
 def ratios(records: list[Record]) -> dict[str, float]:
     """Our time over torchdiffeq's, by cell."""
     done = [r for r in records if r["kind"] == "forward" and r["status"] == "ok"]
-    best = {(r["cell"], r["method"]): r["seconds_best"] for r in done}
-    cells = [cell for cell, method in best if method == "quadjoint:forward" and (cell, "torchdiffeq:forward") in best]
-    return {cell: best[cell, "quadjoint:forward"] / best[cell, "torchdiffeq:forward"] for cell in cells}
+    by = {(r["cell"], r["method"]): r for r in done}
+    cells = [cell for cell, method in by if method == "quadjoint:forward" and (cell, "torchdiffeq:forward") in by]
+    return {cell: time_ratio(by[cell, "quadjoint:forward"], by[cell, "torchdiffeq:forward"]) for cell in cells}
 
 
 def main() -> None:

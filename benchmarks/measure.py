@@ -79,6 +79,7 @@ class Contender:
     first_seconds: float
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)  # seconds of the processor, of every run that was timed in a turn
+    turns: list[float | None] = field(default_factory=list)  # the median of every turn; None where it was left out
 
     @property
     def spent(self) -> float:
@@ -98,14 +99,17 @@ def in_turns(contenders: list[Contender], limits: Limits) -> None:
         first = turn * len(contenders) // limits.turns  # nobody always comes after the same
         for c in contenders[first:] + contenders[:first]:
             if c.spent and (c.spent > limits.total or c.spent + min(c.seconds) > 1.5 * limits.total):
+                c.turns.append(None)
                 continue
-            pace = min(c.seconds) if c.seconds else c.first_seconds
+            before, pace = len(c.seconds), min(c.seconds) if c.seconds else c.first_seconds
             for _ in range(max(1, min(10, int(SHORT / max(pace, 1e-6))))) if turn else range(1):
                 _time_once(c)
+            c.turns.append(statistics.median(c.seconds[before:]))
     for c in contenders:
         c.record |= {
             "seconds_best": min(c.seconds),
             "seconds_median": statistics.median(c.seconds),
+            "seconds_turns": c.turns,
             "runs": len(c.seconds),
             "cpu_best": min(c.cpu, default=None),
             "cpu_per_second": sum(c.cpu) / c.spent if c.cpu else None,

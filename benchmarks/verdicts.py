@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,13 @@ class Row:
     verdict: str
 
 
+def time_ratio(ours: Record, theirs: Record) -> float:
+    """The median over the turns in which both were timed: a slow moment meets both. Else that of the best times."""
+    turns = zip(ours.get("seconds_turns", ()), theirs.get("seconds_turns", ()), strict=False)
+    pairs = [a / b for a, b in turns if a is not None and b is not None]
+    return statistics.median(pairs) if pairs else float(ours["seconds_best"] / theirs["seconds_best"])
+
+
 class Results:
     """Records of gradients by cell and method."""
 
@@ -34,17 +42,14 @@ class Results:
         found = [c for c, family in self.cells.items() if family in families and c.endswith(ending)]
         return [c for c in found if width(self.widths[c])]
 
-    def seconds(self, cell: str, method: str) -> float | None:
-        record = self.by.get((cell, method))
-        return None if record is None else float(record["seconds_best"])
-
     def error(self, cell: str, method: str) -> float | None:
         record = self.by.get((cell, method))
         return None if record is None else record["error"]
 
-    def ratio(self, cell: str, ours: str, theirs: str) -> float | None:
-        a, b = self.seconds(cell, ours), self.seconds(cell, theirs)
-        return None if a is None or b is None else a / b
+    def ratio(self, cell: str, ours: str, theirs: str, other: str = "") -> float | None:
+        """Time over time, of one cell or of two that were timed together."""
+        a, b = self.by.get((cell, ours)), self.by.get((other or cell, theirs))
+        return None if a is None or b is None else time_ratio(a, b)
 
     def no_worse(self, cell: str, method: str) -> bool:
         ours, direct = self.error(cell, method), self.error(cell, DIRECT)

@@ -102,6 +102,15 @@ def line(cell: str, method: str, seconds: float, error: float) -> dict[str, Any]
     } | figures
 
 
+def test_a_slow_moment_that_meets_two_methods_does_not_change_their_ratio(package: None) -> None:
+    from benchmarks.verdicts import time_ratio
+
+    ours = {"seconds_best": 0.9, "seconds_turns": [1.0, 3.0, 0.9, None]}
+    theirs = {"seconds_best": 1.0, "seconds_turns": [2.0, 6.0, 1.8, 1.0]}
+    assert time_ratio(ours, theirs) == pytest.approx(0.5)
+    assert time_ratio(ours, {"seconds_best": 1.8, "seconds_turns": [None] * 4}) == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize(
     ("seconds", "error", "verdict"),
     [(0.69, 1e-3, "met"), (0.71, 1e-3, "not met (1 of 2 cells)"), (0.5, 1e-2, "not met (1 of 2 cells)")],

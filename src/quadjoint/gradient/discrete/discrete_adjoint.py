@@ -88,18 +88,20 @@ class DiscreteAdjoint(Gradient):
 
     def recorder(self, task: Task, first: First | None) -> _Memory:
         aliases, stepper = Aliases(task.params), task.spec.solver.stepper
-        whole = stepper.eager is not stepper and not aliases  # a step is one graph, and so is its transpose
-        stages = self.keep == "stages" and self.max_states is None and (stepper.keeps_inputs or whole)
-        implicit = isinstance(task.spec.solver.eager, ImplicitRungeKutta)  # whose products are stacked in any case
-        mode = "joint" if implicit or whole else self._mode(task, first)
+        stages = self.keep == "stages" and self.max_states is None
+        whole = stages and stepper.eager is not stepper and not aliases  # a step is one graph, and so is its transpose
+        stages = whole or (stages and stepper.keeps_inputs)
+        # Products of implicit steps are stacked in any case, those of whole steps are in their graphs.
+        given = whole or isinstance(stepper.eager, ImplicitRungeKutta)
+        mode = "joint" if given else self._mode(task, first)
         if aliases and mode != "joint":
             mode = "joint"
             task.say("products are joint, as parameters have hooks")
-        elif self.mode == "auto" and not implicit and not whole:
+        elif self.mode == "auto" and not given:
             task.say(f"products are {mode}")
         deferred = DeferredLinear(task.params) if mode == "stacked" else None
         left = 0
-        if stages and not implicit and not whole and not is_recorded_already() and task.spec.solver.points is None:
+        if stages and not given and not is_recorded_already() and task.spec.solver.points is None:
             size = None if first is None else first.activation_bytes
             left = 0 if size is None else self._allowance // max(1, size)
         within = aliases if aliases else deferred or NOTHING

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from experiments.synthetic import clocked, curved, timed
-from quadjoint.experiments.checks_time import faster, growth, irregular_cost, linear_growth, similar_times, sooner
+from experiments.synthetic import clocked, run, timed
+from quadjoint.experiments import checks_time
+from quadjoint.experiments.checks_time import (
+    faster,
+    growth,
+    irregular_cost,
+    keeps_time,
+    linear_growth,
+    shrinks,
+    similar_times,
+)
 from quadjoint.experiments.verdicts import Verdict
 
 AGREES, DISAGREES, OPEN, MISSING = Verdict
@@ -32,7 +39,63 @@ def test_without_the_clock_times_of_training_are_compared_seed_by_seed():
     slow_seeds = [1.0, 5.0, 20.0]
     records = timed("a", slow_seeds) + timed("b", [1.5 * s for s in slow_seeds])
     assert faster("a", "b")(records).verdict is AGREES
-    assert faster("a", "b")(timed("a", [1.0]) + timed("b", [3.0])).verdict is OPEN  # one seed, no repetition
+    single = timed("a", [1.0]) + timed("b", [3.0])
+    assert faster("a", "b")(single).verdict is OPEN  # nothing is known of the spread
+    assert faster("a", "b")(single + timed("c", [1.0, 1.1, 0.9])).verdict is AGREES  # another method tells it
+
+
+def test_epochs_of_a_run_are_no_repetitions_of_it():
+    """One run may meet a busier machine than another, in all of its epochs."""
+
+    def steady(method: str, second: float) -> dict:
+        curves = {"seconds": [second] * 50, "cpu_seconds": [second] * 50}
+        facts = {"curves": curves, "epochs": 50, "gradients": 50, "cpu_seconds_per_gradient": second}
+        return run(method, result=facts)
+
+    assert faster("a", "b")([steady("a", 1.0), steady("b", 1.16)]).verdict is OPEN
+
+
+def test_statements_about_large_and_small_models_are_not_judged_on_others():
+    records = [clocked(m, [s, 1.1 * s], width=100) for m, s in (("a", 1.0), ("b", 2.0))]
+    assert faster("a", "b")(records).verdict is AGREES
+    assert faster("a", "b", least=500)(records).verdict is MISSING
+    assert faster("a", "b", most=50)(records).verdict is MISSING
+    assert similar_times(("a", "b"), 4 / 3)(records).verdict is MISSING
+    wider = [clocked(m, [s, 1.1 * s], width=200) for m, s in (("a", 1.0), ("b", 4.0))]
+    assert growth("a", "b")(records + wider).verdict is MISSING
+    assert growth("a", "b", least=200)(records + wider).verdict is AGREES
+
+
+def test_the_clock_counts_at_its_widths_and_training_at_the_others():
+    clock = [clocked("a", [1.0, 1.1], width=20), clocked("b", [2.0, 2.2], width=20)]
+    trained = timed("a", [5.0, 5.1], width=20) + timed("a", [1.0, 1.1], width=900) + timed("b", [3.0, 3.3], width=900)
+    chosen = checks_time.timed(clock + trained)
+    assert [(r["config"]["width"], r["config"]["study"]) for r in chosen] == [(20, "clock")] * 2 + [(900, "widths")] * 4
+    assert faster("a", "b", least=500)(clock + trained).verdict is AGREES
+
+
+def test_an_advantage_shrinks_with_the_batch():
+    def records(small: float, large: float) -> list[dict]:
+        pairs = [("a", 1.0, 16), ("b", small, 16), ("a", 1.0, 32), ("b", large, 32)]
+        return [clocked(m, [s, 1.01 * s, 0.99 * s], batch=batch) for m, s, batch in pairs]
+
+    check = shrinks("a", "b", (16, 32))
+    assert check(records(2.0, 1.2)).verdict is AGREES
+    assert check(records(1.2, 2.0)).verdict is DISAGREES
+    assert check(records(2.0, 1.9)).words.startswith(
+        "b over a with 10 channels: 2.00 (2.00 to 2.00) with a batch of 16"
+    )
+    assert check(records(2.0, 1.2)[:2]).verdict is MISSING
+
+
+def test_times_that_do_not_grow_with_the_width():
+    def records(wide: float) -> list[dict]:
+        return [clocked("a", [1.0, 1.1, 0.9]), clocked("a", [wide, 1.1 * wide, 0.9 * wide], width=90)]
+
+    assert keeps_time("a", 1.5)(records(0.8)).verdict is AGREES
+    assert keeps_time("a", 1.5)(records(3.0)).verdict is DISAGREES
+    assert keeps_time("a", 1.5)(records(1.5)).verdict is OPEN
+    assert keeps_time("a", 1.5)(records(1.0)[:1]).verdict is MISSING
 
 
 def test_a_neighbour_that_doubles_the_wall_clock_changes_no_verdict():
@@ -49,11 +112,13 @@ def test_a_neighbour_that_doubles_the_wall_clock_changes_no_verdict():
 
 def test_growth_compares_ratios_of_the_ends():
     records = [clocked("a", [1.0, 1.1], width=1), clocked("b", [1.0, 1.1], width=1)]
-    records += [clocked("a", [2.0, 2.2], width=9), clocked("b", [8.0, 8.8], width=9)]
+    records += [clocked("a", [2.0, 2.2], width=900), clocked("b", [8.0, 8.8], width=900)]
     assert growth("a", "b")(records).verdict is AGREES
     assert growth("b", "a")(records).verdict is DISAGREES
     assert growth("a", "b")(records[:2]).verdict is MISSING
-    assert growth("a", "b")([*records[:2], clocked("a", [2.0], width=9), clocked("b", [8.0], width=9)]).verdict is OPEN
+    assert (
+        growth("a", "b")([*records[:2], clocked("a", [2.0], width=900), clocked("b", [8.0], width=900)]).verdict is OPEN
+    )
 
 
 def test_similar_times_at_the_smallest_width():
@@ -80,21 +145,6 @@ def test_linear_growth_in_the_parameters():
     assert check(records(1.0)[:1]).verdict is MISSING
 
 
-def test_sooner_goes_by_the_time_to_the_lowest_loss_that_both_reach():
-    falling = [[4.0, 2.0, 1.0, 0.5], [4.0, 2.1, 1.1, 0.5]]
-    check = sooner("a", "b", "loss")
-    assert check(curved("a", falling) + curved("b", falling, second=3.0)).verdict is AGREES
-    wide = partial(curved, width=1000)
-    assert check(wide("a", falling, second=3.0) + wide("b", falling)).verdict is DISAGREES
-    assert check(curved("a", falling, second=3.0) + curved("b", falling)).verdict is OPEN  # not a large model
-    single = curved("a", falling[:1]) + curved("b", falling[:1], second=3.0)
-    assert check(single).verdict is OPEN  # nothing is known of the spread
-    assert check(single + curved("c", falling, second=0.5)).verdict is AGREES  # another method tells it
-    wild = [[4.0, 0.5, 0.5, 0.5], [4.0, 3.0, 2.0, 0.5]]
-    assert check(single + curved("c", wild, second=0.5)).verdict is OPEN
-    assert check(curved("a", falling)).verdict is MISSING
-
-
 def test_irregular_times_cost_more():
     def records(regular: float, merged: float) -> list[dict]:
         kinds = (("regular", regular), ("merged", merged))
@@ -107,5 +157,9 @@ def test_irregular_times_cost_more():
 
     check = irregular_cost("regular", "merged", "a", 1.5)
     assert check(records(1.0, 5.0)).verdict is AGREES
+    single = [r for r in records(1.0, 10.0) if r["config"]["seed"] == 0]
+    assert check(single).verdict is OPEN
+    others = [r | {"config": r["config"] | {"method": "b"}} for r in records(3.0, 4.0)]
+    assert check(single + others).verdict is AGREES  # seeds of another method differ little
     assert check(records(1.0, 1.2)).verdict is DISAGREES
     assert check([]).verdict is MISSING

@@ -12,24 +12,24 @@ from quadjoint.experiments import store
 from quadjoint.experiments.checks_time import faster
 from quadjoint.experiments.claims import CLAIMS
 from quadjoint.experiments.overview import findings
-from quadjoint.experiments.records import of_experiment
+from quadjoint.experiments.records import of_experiment, set_apart
 from quadjoint.experiments.report import render
 from quadjoint.experiments.tables import published_tables
 from quadjoint.experiments.verdicts import Verdict, only
 
 AGREES, DISAGREES, OPEN, MISSING = Verdict
-_FIRST = "GQ is faster than the adjoint for large models."
+_ANY_SIZE = "Direct backpropagation is faster than GQ."
 
 
 def test_verdicts_change_with_the_records(records):
     """The page says what the records say: with the times of two methods exchanged, the verdict turns."""
     lines = [r for r in copy.deepcopy(records) if r["experiment"] == "clock"]
     verdicts = []
-    for slow in ("adjoint", "gq-paper"):
+    for slow in ("gq-paper", "direct"):
         for method, found in [item for line in lines for item in line["result"]["methods"].items()]:
             found["steps"]["cpu_seconds"] = [2.0, 2.1, 1.9] if method == slow else [1.0, 1.05, 0.95]
-        checked = findings("crossing", of_experiment(store.Results(lines), "crossing"))
-        verdicts += [f.verdict for claim, f in checked if claim.statement == _FIRST]
+        checked = findings("crossing", store.Results(lines))
+        verdicts += [f.verdict for claim, f in checked if claim.statement == _ANY_SIZE]
     assert verdicts == [AGREES, DISAGREES]
 
 
@@ -41,9 +41,7 @@ def test_statements_are_restricted_to_their_data_set():
 
 def test_experiments_without_runs_are_not_measured(records):
     crossing = store.Results([r for r in records if r["experiment"] == "crossing"])
-    assert all(
-        f.verdict is MISSING for name in ("memory", "ou", "images") for _, f in findings(name, crossing.of(name))
-    )
+    assert all(f.verdict is MISSING for name in ("memory", "ou", "images") for _, f in findings(name, crossing))
     text = Reader(render(crossing, [])).text
     total = sum(not claim.ours for claims in CLAIMS.values() for claim in claims)
     assert f"Of the {total} statements of the paper that are checked here" in text
@@ -51,8 +49,46 @@ def test_experiments_without_runs_are_not_measured(records):
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_a_check_that_cannot_read_its_records_does_not_know(name):
-    strange = [{"config": {"study": "widths"}, "result": {}}, {"config": {"study": "clock", "method": 3}, "result": {}}]
-    assert all(finding.verdict is MISSING for _, finding in findings(name, strange))
+    configs = ({"study": "widths"}, {"study": "clock", "method": 3})
+    strange = [{"experiment": name, "status": "done", "config": config, "result": {}} for config in configs]
+    assert all(finding.verdict is MISSING for _, finding in findings(name, store.Results(strange)))
+
+
+def test_runs_that_gave_up_keep_a_statement_from_agreeing():
+    def lines(status: str) -> store.Results:
+        made = []
+        for method in ("direct", "adjoint", "seminorm", "gq-paper"):
+            for seed in range(4):
+                failed = status == "failed" and method == "gq-paper" and seed == 3
+                result = {"reason": "no step"} if failed else {"final": {"test_accuracy": 99.0 + seed / 4}}
+                record = run(method, seed=seed) | {
+                    "experiment": "nested-spheres",
+                    "status": status if failed else "done",
+                }
+                made.append(record | {"result": result})
+        return store.Results(made)
+
+    def verdict(status: str) -> tuple[Verdict, str]:
+        found = {claim.statement: f for claim, f in findings("nested-spheres", lines(status))}
+        chosen = found["All methods reach the same accuracy."]
+        return chosen.verdict, chosen.words
+
+    assert verdict("done")[0] is AGREES
+    assert verdict("failed")[0] is OPEN and verdict("failed")[1].endswith("; 1 run gave up")
+
+
+def test_runs_of_other_settings_are_set_apart():
+    """A folder with runs of 100 epochs and one of 200 compares the former, and says that one was left out."""
+    made = [
+        run(method, seed=seed, epochs=epochs) | {"experiment": "crossing", "key": f"{method}{seed}{epochs}"}
+        for method, seed, epochs in (("a", 0, 100), ("b", 0, 100), ("a", 1, 200), ("b", 1, 100))
+    ]
+    results = store.Results(made)
+    assert [r["key"] for r in of_experiment(results, "crossing")] == ["a0100", "b0100", "b1100"]
+    assert [r["key"] for r in set_apart(results, "crossing")] == ["a1200"]
+    problems: list[str] = []
+    render(results, problems, {})
+    assert "1 runs of crossing left out: most others of their kind have other settings" in problems
 
 
 def test_the_tables_of_the_paper_stand_beside_ours(records):

@@ -16,12 +16,15 @@ from quadjoint.experiments.verdicts import (
     all_of,
     below,
     difference,
+    every,
     interval,
+    of_large_models,
     opposite,
     plain,
     ranged,
     spread,
     student,
+    with_seeds,
     within,
 )
 
@@ -54,6 +57,45 @@ def test_the_interval_of_a_difference_pools_the_spread_of_all_groups():
         held += found.low < 2.0 < found.high
     assert 0.93 < held / 2000 < 0.97
     assert difference([1.0], [2.0]).half == math.inf
+
+
+def test_groups_that_share_their_seeds_do_not_narrow_the_interval_of_a_difference():
+    """Four methods with the same seeds and results know no more of the spread than one."""
+    chance = random.Random(2)
+    held = 0
+    for _ in range(2000):
+        one, other = [chance.gauss(1.0, 0.5)], [chance.gauss(3.0, 0.5)]
+        alike = [chance.gauss(0.0, 0.5) for _ in range(3)]
+        found = difference(other, one, [alike] * 4)
+        held += found.low < 2.0 < found.high
+    assert 0.93 < held / 2000 < 0.97
+
+
+def test_several_checks_agree_only_together():
+    yes, no, unsure = (
+        lambda _, v=v: Finding(v, v.value) for v in (Verdict.AGREES, Verdict.DISAGREES, Verdict.UNDECIDED)
+    )
+    assert every(yes, yes)([]).verdict is Verdict.AGREES
+    assert every(yes, unsure)([]).words == "cannot tell"
+    assert every(unsure, no, yes)([]).words == "disagrees"
+
+
+def test_a_small_model_decides_nothing_about_large_ones():
+    records = [{"config": {"study": "C", "width": 100}}]
+    for verdict in (Verdict.AGREES, Verdict.DISAGREES):
+        check = of_large_models(lambda _, v=verdict: Finding(v, "x"), "C", 500)
+        assert check(records) == Finding(Verdict.UNDECIDED, "x; width 100 is no large model")
+        assert check([{"config": {"study": "C", "width": 900}}]).verdict is verdict
+
+
+def test_a_check_is_made_of_a_method_with_seeds():
+    def run(method: str, seed: int) -> dict:
+        return {"config": {"study": "s", "method": method, "seed": seed}}
+
+    check = with_seeds("s", ("a", "b"), lambda method: lambda _: Finding(Verdict.AGREES, method))
+    assert check([run("a", 0), run("b", 0), run("b", 1)]).words == "b"
+    assert check([run("a", 0), run("a", 1), run("b", 0), run("b", 1)]).words == "a"
+    assert check([run("a", 0)]).words == "a" and check([]).verdict is Verdict.MISSING
 
 
 def test_verdicts_by_where_the_interval_lies():

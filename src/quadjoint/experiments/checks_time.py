@@ -10,6 +10,7 @@ from quadjoint.experiments.records import (
     CLOCK,
     Record,
     Records,
+    by,
     of_study,
     repeated_seconds,
     step_seconds,
@@ -20,9 +21,9 @@ from quadjoint.experiments.verdicts import (
     UNKNOWN,
     Finding,
     Interval,
-    Verdict,
     above,
     all_of,
+    below,
     difference,
     interval,
     plain,
@@ -32,42 +33,50 @@ from quadjoint.experiments.verdicts import (
 
 Check = Callable[[Records], Finding]
 FASTER = 1.05  # a twentieth less time, or it is not called faster
-LARGE = 500  # widths from which a model is called large
+LARGE = 500  # widths from which a model is called large,
+SMALL = 20  # and up to which it has few parameters
 
 
 def timed(records: Records) -> Records:
-    """What times are taken from: the clock's lines if there are any, else training."""
-    return of_study(records, CLOCK) or of_study(records, "widths", "time", "batch")
+    """What times are taken from: of each size the clock's lines if there are any, else training."""
+    trained = by(of_study(records, "widths", "time", "batch"), "dataset", "batch", "width")
+    clocked = by(of_study(records, CLOCK), "dataset", "batch", "width")
+    return [record for group in (trained | clocked).values() for record in group]
 
 
-def log_ratio(records: Records, first: str, second: str) -> Interval | None:
+def log_ratio(records: Records, first: str, second: str, others: Sequence[Records] = ()) -> Interval | None:
     """The logarithm of the second method's time over the first's, at one width.
 
-    Of the clock, turn by turn; of training, seed by seed, and of a single seed over its epochs.
+    Of the clock, turn by turn; of training, seed by seed. The epochs of a run are no repetitions of it: the spread of a
+    single seed is that of the other methods here and of ``others``, groups of runs that differ in nothing but the seed.
     """
-    pairs = []
-    a, b = (_by_seed(where(records, method=method)) for method in (first, second))
-    if not a or not b:
-        return None
-    for seed in sorted(set(a) & set(b)):
-        one, other = repeated_seconds(a[seed]), repeated_seconds(b[seed])
-        if a[seed]["config"].get("study") == CLOCK and len(one) == len(other):
-            pairs += [math.log(y / x) for x, y in zip(one, other, strict=True) if x > 0 and y > 0]
-    if pairs:
-        return interval(pairs)
+    a, b = (runs_by_seed(where(records, method=method)) for method in (first, second))
     common = sorted(set(a) & set(b))
+    turns = [pair for seed in common for pair in _turns(a[seed], b[seed])]
+    if turns:
+        return interval(turns)
     steps = [(step_seconds(a[seed]), step_seconds(b[seed])) for seed in common]
     logs = [math.log(y / x) for x, y in steps if x and y]
     if len(logs) > 1:
         return interval(logs)
     if not logs:
         return None
-    one, other = ([math.log(x) for x in repeated_seconds(runs[common[0]]) if x > 0] for runs in (b, a))
-    noise = difference(one, other).half if one and other else math.inf
-    return Interval(logs[0], noise)
+    spread = [
+        [math.log(s) for r in group if (s := step_seconds(r))] for group in (*by(records, "method").values(), *others)
+    ]
+    return Interval(logs[0], difference([0.0], [0.0], spread).half)
 
 
-def _by_seed(records: Records) -> dict[int, Record]:
+def _turns(one: Record, other: Record) -> list[float]:
+    """Logarithms of ratios, turn by turn; none if the two were not timed in turns."""
+    x, y = repeated_seconds(one), repeated_seconds(other)
+    if one["config"].get("study") != CLOCK or len(x) != len(y):
+        return []
+    return [math.log(b / a) for a, b in zip(x, y, strict=True) if a > 0 and b > 0]
+
+
+def runs_by_seed(records: Records) -> dict[int, Record]:
+    """Those that were timed."""
     return {r["config"]["seed"]: r for r in records if step_seconds(r)}
 
 
@@ -85,12 +94,15 @@ def widths_of(records: Records, *methods: str) -> list[int]:
     return sorted(set.intersection(*sets)) if sets else []
 
 
-def faster(first: str, second: str, factor: float = FASTER) -> Check:
-    """At the largest width, the first method needs less time for a step than the second, by at least a twentieth."""
+def faster(first: str, second: str, factor: float = FASTER, *, least: int = 0, most: float = math.inf) -> Check:
+    """At the largest width, the first method needs less time for a step than the second, by at least a twentieth.
+
+    Widths below ``least`` and above ``most`` do not count: the statement is not about them.
+    """
 
     def check(records: Records) -> Finding:
         chosen = timed(records)
-        widths = widths_of(chosen, first, second)
+        widths = [width for width in widths_of(chosen, first, second) if least <= width <= most]
         found = log_ratio(where(chosen, width=widths[-1]), first, second) if widths else None
         if found is None:
             return UNKNOWN
@@ -101,12 +113,12 @@ def faster(first: str, second: str, factor: float = FASTER) -> Check:
 
 
 def similar_times(methods: tuple[str, ...], factor: float) -> Check:
-    """At the smallest width, the methods' times differ from the first one's by at most a factor."""
+    """At the smallest width, if it is small, the methods' times differ from the first one's by at most a factor."""
 
     def check(records: Records) -> Finding:
         chosen = timed(records)
         widths = widths_of(chosen, *methods)
-        if not widths:
+        if not widths or widths[0] > SMALL:
             return UNKNOWN
         here = where(chosen, width=widths[0])
         verdicts, words = [], []
@@ -122,19 +134,56 @@ def similar_times(methods: tuple[str, ...], factor: float) -> Check:
     return check
 
 
-def growth(first: str, second: str) -> Check:
-    """The first method's time grows less with the width than the second's, from the smallest to the largest width."""
+def growth(first: str, second: str, *, least: int = LARGE) -> Check:
+    """The first method's time grows less with the width than the second's, from the smallest to the largest width.
+
+    The largest must be ``least`` or more.
+    """
 
     def check(records: Records) -> Finding:
         chosen = timed(records)
         widths = widths_of(chosen, first, second)
-        if len(widths) < 2:
+        if len(widths) < 2 or widths[-1] < least:
             return UNKNOWN
         low, high = (log_ratio(where(chosen, width=w), first, second) for w in (widths[0], widths[-1]))
         if low is None or high is None:
             return UNKNOWN
         words = f"{second} over {first}: {as_ratio(low)} at width {widths[0]}, {as_ratio(high)} at width {widths[-1]}"
         return Finding(above(high - low, math.log(FASTER)), words)
+
+    return check
+
+
+def shrinks(first: str, second: str, batches: tuple[int, int]) -> Check:
+    """The second method's time over the first's is smaller with the larger batch, at the largest width of both."""
+
+    def check(records: Records) -> Finding:
+        small, large = (where(timed(records), batch=batch) for batch in batches)
+        widths = sorted(set(widths_of(small, first, second)) & set(widths_of(large, first, second)))
+        if not widths:
+            return UNKNOWN
+        before, after = (log_ratio(where(part, width=widths[-1]), first, second) for part in (small, large))
+        if before is None or after is None:
+            return UNKNOWN
+        ratios = f"{as_ratio(before)} with a batch of {batches[0]}, {as_ratio(after)} with {batches[1]}"
+        words = f"{second} over {first} with {widths[-1]} channels: {ratios}"
+        return Finding(above(before - after, math.log(FASTER)), words)
+
+    return check
+
+
+def keeps_time(method: str, factor: float) -> Check:
+    """From the smallest to the largest width that were timed in turns, a step becomes longer by less than a factor."""
+
+    def check(records: Records) -> Finding:
+        mine = sorted(where(of_study(records, CLOCK), method=method), key=lambda r: r["config"]["width"])
+        if len(mine) < 2:
+            return UNKNOWN
+        ends = [[math.log(s) for s in repeated_seconds(mine[k])] for k in (0, -1)]
+        found = difference(ends[1], ends[0])
+        widths = [mine[k]["config"]["width"] for k in (0, -1)]
+        words = f"{method} takes {as_ratio(found)} times as long at width {widths[1]} as at {widths[0]}"
+        return Finding(below(found, math.log(factor)), words)
 
     return check
 
@@ -172,75 +221,18 @@ def _slopes(records: Records) -> list[float]:
     ]
 
 
-def sooner(first: str, second: str, curve: str) -> Check:
-    """At the largest trained width, the first method's loss reaches a level before the second's, in time.
-
-    The level is the lowest that both reach; of each seed by itself. With a single seed, other methods of which there
-    are several tell how much the time to this level differs from seed to seed.
-    """
-
-    def check(records: Records) -> Finding:
-        trained = of_study(records, "widths")
-        widths = widths_of(trained, first, second)
-        if not widths:
-            return UNKNOWN
-        width = widths[-1]
-        here = where(trained, width=width)
-        one, other = (_by_seed(where(here, method=m)) for m in (first, second))
-        pairs = [(one[seed], other[seed]) for seed in sorted(set(one) & set(other))]
-        logs = [math.log(times[1] / times[0]) for pair in pairs if (times := _times_to_level(*pair, curve))]
-        if not logs:
-            return UNKNOWN
-        found = interval(logs) if len(logs) > 1 else Interval(logs[0], _noise_to_level(here, pairs, curve))
-        verdict = above(found, math.log(FASTER))
-        if verdict is Verdict.DISAGREES and width < LARGE:
-            verdict = Verdict.UNDECIDED
-        words = f"to the same loss, {second} takes {as_ratio(found)} times as long as {first} (width {width})"
-        return Finding(verdict, words)
-
-    return check
-
-
-def _times_to_level(one: Record, other: Record, curve: str) -> tuple[float, float] | None:
-    level = _common_level((one, other), curve)
-    first, second = (_time_to(level, record, curve) for record in (one, other))
-    return (first, second) if first and second else None
-
-
-def _common_level(records: Sequence[Record], curve: str) -> float:
-    """The lowest loss that all of them reach."""
-    return max(min(record["result"]["curves"][curve], default=math.nan) for record in records)
-
-
-def _time_to(level: float, record: Record, curve: str) -> float | None:
-    """Seconds until the loss is at the level; None if it never is, or if the curve is no curve."""
-    losses, seconds = record["result"]["curves"][curve], repeated_seconds(record)
-    if not losses or len(losses) != len(seconds) or not all(math.isfinite(x) for x in losses):
-        return None
-    place = next((k for k, loss in enumerate(losses) if loss <= level), None)
-    return None if place is None else sum(seconds[: place + 1])
-
-
-def _noise_to_level(records: Records, pairs: list[tuple[Record, Record]], curve: str) -> float:
-    """Half of the interval of a logarithm of two single runs' times, by the spread of those methods that have seeds."""
-    level = next(_common_level(pair, curve) for pair in pairs if _times_to_level(*pair, curve))
-    groups = []
-    for method in {r["config"]["method"] for r in records}:
-        times = [_time_to(level, r, curve) for r in where(records, method=method)]
-        groups.append([math.log(time) for time in times if time])
-    return difference([0.0], [0.0], groups).half
-
-
 def irregular_cost(first: str, second: str, method: str, limit: float) -> Check:
     """One spacing of times costs more than another, by at least the factor ``limit``, with 10 and with 50 times."""
 
     def check(records: Records) -> Finding:
         verdicts, words = [], []
+        study = of_study(records, "regularity")
+        alike = list(by(study, "method", "times", "spacing").values())
         for times in (10, 50):
-            here = where(of_study(records, "regularity"), times=times, method=method)
+            here = where(study, times=times, method=method)
             # As if the spacing were the method: the same pairing by seed, the same noise.
             renamed = [r | {"config": r["config"] | {"method": r["config"]["spacing"]}} for r in here]
-            found = log_ratio(renamed, first, second)
+            found = log_ratio(renamed, first, second, alike)
             if found is not None:
                 verdicts.append(above(found, math.log(limit)))
                 words.append(f"{times} times: {as_ratio(found)}")

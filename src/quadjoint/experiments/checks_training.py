@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quadjoint.experiments.records import Records, by, of_study, step_seconds, value, where
+from quadjoint.experiments.records import Records, by, methods_of, of_study, step_seconds, value, where
 from quadjoint.experiments.verdicts import (
+    THEIRS,
     UNKNOWN,
     Finding,
     Interval,
@@ -22,12 +23,10 @@ from quadjoint.experiments.verdicts import (
     ranged,
     short,
     spread,
-    student,
     within,
 )
 
 Check = Callable[[Records], Finding]
-THEIRS = "gq-paper"
 GRAVITY = (Verdict.MISSING, Verdict.AGREES, Verdict.UNDECIDED, Verdict.DISAGREES)
 
 
@@ -48,8 +47,11 @@ def by_seed(records: Records, *path: str) -> dict[int, float]:
     return {seed: number for seed, number in found.items() if number is not None}
 
 
-def gap(one: dict[int, float], other: dict[int, float], further: list[dict[int, float]]) -> Interval:
-    """The difference of two methods' means: over pairs of common seeds if there are two, else by pooled spreads."""
+def gap(one: dict[int, float], other: dict[int, float], further: Sequence[dict[int, float]] = ()) -> Interval:
+    """The difference of two methods' means: over pairs of common seeds if there are two, else by pooled spreads.
+
+    ``further`` are groups of other methods, which tell of the spread.
+    """
     common = sorted(set(one) & set(other))
     if len(common) > 1:
         return interval(other[seed] - one[seed] for seed in common)
@@ -59,99 +61,48 @@ def gap(one: dict[int, float], other: dict[int, float], further: list[dict[int, 
 def same(metric: str, methods: tuple[str, ...], margin: Margin) -> Check:
     """After training, metrics differ from that of the paper's method by less than the margin, at every width.
 
-    Where methods have one seed, the spread is that of all methods at this width, also of those not compared.
+    If methods have one seed, the spread is that of all methods at this width, also of those not compared. Without a run
+    of the paper's method a width says nothing; without one of another method it does not agree.
     """
 
     def check(records: Records) -> Finding:
         verdicts, worst, words = [], (-1, 0.0), ""
         for (width,), here in by(of_study(records, "widths"), "width").items():
-            found = {m: by_seed(where(here, method=m), "final", metric) for m in methods}
-            found = {m: numbers for m, numbers in found.items() if numbers}
-            if len(found) < 2:
+            every = {m: by_seed(where(here, method=m), "final", metric) for m in (*methods, *methods_of(here))}
+            if not every[THEIRS]:
                 continue
-            every = [by_seed(where(here, method=m), "final", metric) for m in _methods(here)]
-            reference = THEIRS if THEIRS in found else next(iter(found))
-            allowed = margin.at(statistics.fmean(found[reference].values()))
-            for method in found:
-                if method == reference:
+            allowed = margin.at(statistics.fmean(every[THEIRS].values()))
+            for method in methods:
+                if method == THEIRS:
                     continue
-                off = gap(found[reference], found[method], every)
-                verdict = within(off, -allowed, allowed)
+                if not every[method]:
+                    verdict, rank, said = Verdict.UNDECIDED, 0.0, f"no run of {method}"
+                else:
+                    off = gap(every[THEIRS], every[method], [every[m] for m in every if m not in (THEIRS, method)])
+                    verdict, rank = within(off, -allowed, allowed), abs(off.middle) / allowed
+                    pair = ", ".join(f"{m} {spread(list(every[m].values()))}" for m in (THEIRS, method))
+                    said = f"{pair}, apart by {ranged(off)}"
                 verdicts.append(verdict)
-                rank = (GRAVITY.index(verdict), abs(off.middle) / allowed)
-                if rank > worst:  # the pair that decides
-                    pair = ", ".join(f"{m} {spread(list(found[m].values()))}" for m in (reference, method))
-                    worst, words = rank, f"at width {width}: {pair}, apart by {ranged(off)}"
+                if (GRAVITY.index(verdict), rank) > worst:  # the pair that decides
+                    worst, words = (GRAVITY.index(verdict), rank), f"at width {width}: {said}"
         return Finding(all_of(verdicts), words) if verdicts else UNKNOWN
 
     return check
 
 
-def _methods(records: Records) -> list[str]:
-    return list(dict.fromkeys(r["config"]["method"] for r in records))
-
-
-def matching_curves(curve: str, methods: tuple[str, ...], part: float) -> Check:
-    """At the largest trained width, the curves of the methods are, on average over the epochs, less than a part of the
-    first value away from that of the paper's method."""
+def low(metric: str, methods: tuple[str, ...], limit: float) -> Check:
+    """After training, the mean of the metric is below the limit, for every method and width."""
 
     def check(records: Records) -> Finding:
-        trained = of_study(records, "widths")
-        known = [r for r in trained if r["config"]["method"] in methods]
-        width = max((r["config"]["width"] for r in known), default=None)
-        here = where(trained, width=width)
-        every = {
-            m: {r["config"]["seed"]: r["result"]["curves"][curve] for r in where(here, method=m)}
-            for m in dict.fromkeys((*methods, *_methods(here)))
-        }
-        curves = {m: every[m] for m in methods if every[m]}
-        if len(curves) < 2:
+        cells = by([r for r in of_study(records, "widths") if r["config"]["method"] in methods], "width", "method")
+        means = {cell: interval(by_seed(group, "final", metric).values()) for cell, group in cells.items()}
+        if not means:
             return UNKNOWN
-        reference = THEIRS if THEIRS in curves else next(iter(curves))
-        verdicts, words = [], []
-        for method in curves:
-            if method != reference:
-                away = _distance(curves[reference], curves[method], list(every.values()))
-                verdicts.append(below(away, part))
-                words.append(f"{method} {_percent(away)}")
-        epochs = len(next(iter(curves[reference].values())))
-        text = f"width {width}, {epochs} epochs, away from {reference}: {', '.join(words)} of the first value"
-        return Finding(all_of(verdicts), text)
+        width, method = max(means, key=lambda cell: means[cell].high)
+        words = f"the largest: {method} at width {width}, {ranged(means[width, method])}"
+        return Finding(all_of(below(found, limit) for found in means.values()), words)
 
     return check
-
-
-Curves = dict[int, list[float]]
-
-
-def _distance(one: Curves, other: Curves, every: list[Curves]) -> Interval:
-    """The mean distance of two curves in units of their first value."""
-    common = sorted(set(one) & set(other))
-    away = [_apart(one[seed], other[seed]) for seed in common]
-    if len(away) > 1:
-        return interval(away)
-    middle = _apart(_mean_curve(one), _mean_curve(other))
-    several = [group for group in every if len(group) > 1]
-    if not several:
-        return Interval(middle, math.inf)
-    first = _mean_curve(one)[0]
-    noise = [statistics.fmean(map(statistics.stdev, zip(*group.values(), strict=False))) for group in several]
-    freedom = sum(len(group) - 1 for group in several)
-    return Interval(middle, student(freedom) * math.sqrt(2) * statistics.fmean(noise) / abs(first))
-
-
-def _apart(one: list[float], other: list[float]) -> float:
-    if not one or not other or not max(one[0], other[0]) > 0:
-        return math.nan
-    return statistics.fmean(abs(a - b) for a, b in zip(one, other, strict=False)) / max(one[0], other[0])
-
-
-def _mean_curve(curves: Curves) -> list[float]:
-    return [statistics.fmean(values) for values in zip(*curves.values(), strict=False)]
-
-
-def _percent(found: Interval) -> str:
-    return f"{plain(100 * found.middle)} %"
 
 
 # Ablations ------------------------------------------------------------------------------------------------
@@ -169,7 +120,7 @@ def change(
             return None
         if ratio:
             found = [{seed: math.log(x) for seed, x in group.items() if x > 0} for group in found]
-        return gap(found[0], found[1], found)
+        return gap(found[0], found[1])
 
     return measure
 

@@ -9,6 +9,7 @@ turn, and nobody always comes after the same neighbour.
 from __future__ import annotations
 
 import copy
+import random
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -85,9 +86,10 @@ def _evening() -> list[Config]:
         for width in chosen
     ]
     cells += [replace(base, task="nested-spheres", width=width) for width in (500, 1500)]
-    cells += [replace(base, task="ou", width=width) for width in (20, 100)]
+    cells += [replace(base, task="ou", width=width) for width in (20, 50, 100)]
     cells += [_image(base, name, batch) for name in ("mnist", "cifar10", "svhn") for batch in (16, 32)]
-    slow = [_image(base, "mnist", 256), replace(_image(base, "mnist", 16), width=200)]
+    wide = [_image(base, *pair) for pair in (("mnist", 16), ("mnist", 32), ("cifar10", 16))]
+    slow = [_image(base, "mnist", 256), *(replace(cell, width=200) for cell in wide)]
     return cells + [replace(cell, before=10) for cell in slow]
 
 
@@ -183,13 +185,14 @@ def run(config: Config, context: Context) -> dict[str, Any]:
         try:
             gradients[name] = one.first(first)
             contestants[name] = one
-        except SolveError as error:
+        except (SolveError, torch.OutOfMemoryError) as error:
             given_up[name] = f"{type(error).__name__}: {error}"
     _note_mismatch(contestants, gradients)
     line = list(contestants.values())
+    shuffled = random.Random(config.seed)
     for turn in range(config.turns):
-        batch, start = next(batches), turn * len(line) // config.turns
-        for one in line[start:] + line[:start]:
+        batch = next(batches)
+        for one in shuffled.sample(line, len(line)):
             one.step(batch, turn)
         spent = sum(one.spans[-1].wall for one in line)
         context.progress(Progress(turn + 1, config.turns, 0.0, spent))

@@ -59,7 +59,7 @@ def how_timed(records: Records) -> str:
     if steps:
         turns = max(len(r["result"].get("steps", {}).get("seconds", [])) for r in steps)
         return f"the median of {turns} steps in turns from the same weights"
-    return f"mean over training, {seeds(records)}"
+    return f"the median of the epochs of training, {seeds(records)}"
 
 
 def training_figure(

@@ -73,8 +73,8 @@ def _short(choice: Choice) -> list[Config]:
         kinds: list[tuple[Config, tuple[str, ...], dict[int, int]]] = [(replace(base, batch=32), METHODS, {8: 2})]
     else:
         kinds = [
-            (base, ("adjoint", "seminorm", "gq-paper"), {CHANNELS[0]: 3}),
-            (replace(base, dataset="cifar10"), ("adjoint", "gq-paper"), {CHANNELS[0]: 3}),
+            (replace(base, dataset=name), ("adjoint", "seminorm", "gq-paper"), {CHANNELS[0]: 3})
+            for name in ("mnist", "cifar10")
         ]
     return [
         replace(kind, method=method, width=width, seed=seed)

@@ -16,6 +16,6 @@ EXPERIMENTS = {
 
 PRESETS = {
     "quick": "an hour of one core: few widths and seeds",
-    "evening": "five to eight hours of one core: the paper's epochs and learning rates at widths that fit in them",
+    "evening": "an evening of two cores: the paper's epochs and learning rates at widths that fit; fewer images",
     "paper": "the paper's grid: thousands of runs",
 }

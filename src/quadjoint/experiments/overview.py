@@ -24,15 +24,23 @@ BASE = "gq-paper"
 ROLES = {"adjoint": ("adjoint", "torchsde-adjoint"), "direct": ("direct", "torchsde-direct"), "gq": ("gq", "gq")}
 
 
-def findings(name: str, records: Records) -> list[tuple[Claim, Finding]]:
-    """The statements on an experiment, each checked on the records."""
-    checked = []
-    for claim in CLAIMS.get(name, []):
-        try:
-            checked.append((claim, claim.check(records)))
-        except ODD_RECORD:
-            checked.append((claim, UNKNOWN))
-    return checked
+def findings(name: str, results: store.Results) -> list[tuple[Claim, Finding]]:
+    """The statements on an experiment, each checked on its records."""
+    records = of_experiment(results, name)
+    gave_up = sum(r["experiment"] == name and r["status"] != "done" for r in results.records)
+    return [(claim, _checked(claim, records, gave_up)) for claim in CLAIMS.get(name, [])]
+
+
+def _checked(claim: Claim, records: Records, gave_up: int) -> Finding:
+    """The verdict; a statement on what was trained does not agree if runs gave up."""
+    try:
+        found = claim.check(records)
+    except ODD_RECORD:
+        return UNKNOWN
+    if not claim.trained or not gave_up or found.verdict is Verdict.MISSING:
+        return found
+    verdict = Verdict.UNDECIDED if found.verdict is Verdict.AGREES else found.verdict
+    return Finding(verdict, f"{found.words}; {gave_up} {'run' if gave_up == 1 else 'runs'} gave up")
 
 
 @dataclass(frozen=True)
@@ -92,12 +100,16 @@ def _in_a_sentence(title: str) -> str:
 
 
 def _papers(results: store.Results, name: str) -> list[tuple[Claim, Finding]]:
-    return [(c, f) for c, f in findings(name, of_experiment(results, name)) if not c.ours]
+    return [(c, f) for c, f in findings(name, results) if not c.ours]
 
 
 def _times(every: list[Row]) -> str:
     """The ranges of the ratios at the largest size of each task."""
-    largest = {row.task if row.task != "images" else row.label.partition(",")[0]: row for row in every}
+    largest: dict[str, Row] = {}
+    for row in every:
+        task = row.task if row.task != "images" else ",".join(row.label.split(",")[:2])  # a batch size is another task
+        if task not in largest or row.width >= largest[task].width:
+            largest[task] = row
     words = []
     names = {"adjoint": "by the adjoint", "direct": "by direct backpropagation", "gq": "by this library’s gq"}
     for role, name in names.items():
@@ -158,10 +170,10 @@ def _plain_ticks(ax: Any) -> None:
 
 
 def _caption(shown: list[Row]) -> str:
-    clocked = [row for row in shown if row.turns]
     how = "Steps of all methods were timed in turns from the same weights; bars are 95 % intervals over the turns."
-    if len(clocked) < len(shown):
-        how = "Times are those of training runs; bars are 95 % intervals over seeds, and no bar means a single seed."
+    if not all(row.turns for row in shown):
+        some = "Of some sizes times" if any(row.turns for row in shown) else "Times"
+        how = f"{some} are those of training runs; bars are 95 % intervals, over turns in steps or over seeds."
     return (
         "How long a training step takes by the adjoint, by direct backpropagation and by gq, over the paper’s "
         f"method as implemented here (gq-paper, the line at one): right of the line is slower. {how} For OU, adjoint "

@@ -16,9 +16,40 @@ Records = list[Record]
 CLOCK = "clock"
 
 
+# What statements compare; in all other settings runs of one cell must be alike.
+_AXES = ("study", "width", "dataset", "batch", "times", "spacing", "cosines", "c", "rtol")
+
+
 def of_experiment(results: store.Results, name: str) -> Records:
     """The finished runs of an experiment, and what the clock measured on its task: a record for each method."""
-    return [*results.of(name), *clocked(results.of(CLOCK), name)]
+    return [*_alike(results.of(name))[0], *clocked(results.of(CLOCK), name)]
+
+
+def set_apart(results: store.Results, name: str) -> Records:
+    """Finished runs that are not compared, as most others of their cell have other settings, such as more epochs."""
+    return _alike(results.of(name))[1]
+
+
+def _alike(records: Records) -> tuple[Records, Records]:
+    """Those that have the settings of most runs of their cell, and the others."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for record in records:
+        cell, others = _settings(record)
+        found[cell].append(others)
+    common = {cell: max(reversed(others), key=others.count) for cell, others in found.items()}  # the latest of equals
+    kept: Records = []
+    apart: Records = []
+    for record in records:
+        cell, others = _settings(record)
+        (kept if others == common[cell] else apart).append(record)
+    return kept, apart
+
+
+def _settings(record: Record) -> tuple[str, str]:
+    """The cell that a run belongs to, whatever its method and seed, and its other settings."""
+    config = record["config"]
+    others = sorted((name, str(found)) for name, found in config.items() if name not in (*_AXES, "method", "seed"))
+    return str([config.get(name) for name in _AXES]), str(others)
 
 
 def clocked(records: Records, task: str) -> Records:
@@ -54,6 +85,10 @@ def where(records: Records, **fields: object) -> Records:
     return [r for r in records if all(r["config"].get(name) == wanted for name, wanted in fields.items())]
 
 
+def methods_of(records: Records) -> list[str]:
+    return list(dict.fromkeys(r["config"]["method"] for r in records))
+
+
 def by(records: Records, *fields: str) -> dict[tuple[Any, ...], Records]:
     """Records grouped by fields of their configuration, in order."""
     groups: dict[tuple[Any, ...], Records] = defaultdict(list)
@@ -77,15 +112,15 @@ def value(record: Record, *path: str) -> float | None:
 
 
 def mean_and_deviation(values: Sequence[float | None]) -> tuple[float, float]:
-    """Over the seeds; the deviation of a single value is zero.
+    """Over the seeds, as a sample of all that could be drawn; the deviation of a single value is zero.
 
-    >>> mean_and_deviation([1.0, 3.0])
-    (2.0, 1.0)
+    >>> mean_and_deviation([1.0, 3.0, 5.0])
+    (3.0, 2.0)
     """
     numbers = [v for v in values if isinstance(v, int | float)]
     if not numbers:
         return math.nan, 0.0
-    return statistics.fmean(numbers), statistics.pstdev(numbers)
+    return statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else 0.0
 
 
 def on_one_thread(record: Record) -> bool:

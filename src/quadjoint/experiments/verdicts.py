@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from quadjoint.experiments.records import Records
 
+THEIRS = "gq-paper"  # the paper's method
 RULE = (
     "A statement agrees if it holds over the whole 95 % confidence interval of what was measured (Student’s t over "
     "seeds or over repeated steps; a method with one seed has the spread of the others), disagrees if it holds nowhere "
@@ -44,12 +45,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement, what it is taken to mean, and its check on the records; the paper's, unless it is ours."""
+    """A statement, what it is taken to mean, and its check on the records; the paper's, unless it is ours.
+
+    If it is about what was ``trained``, runs that gave up belong to it.
+    """
 
     statement: str
     check: Callable[[Records], Finding]
     meaning: str = ""
     ours: bool = False
+    trained: bool = False
 
 
 UNKNOWN = Finding(Verdict.MISSING, "no runs here that could tell")
@@ -101,16 +106,19 @@ def interval(numbers: Iterable[float]) -> Interval:
 def difference(one: Sequence[float], other: Sequence[float], further: Iterable[Sequence[float]] = ()) -> Interval:
     """The difference of two means that are not paired. The spread is taken to be the same for all and is pooled, also
     over ``further`` groups: with a single run of a method, that of the others tells how much runs differ.
+
+    The further groups share seeds, so they are no independent samples of the spread: how well it is known depends on
+    the largest of them alone.
     """
-    freedom, squares = 0, 0.0
-    for group in (one, other, *further):
-        if len(group) > 1:
-            freedom += len(group) - 1
-            squares += statistics.variance(group) * (len(group) - 1)
+    further = list(further)
+    several = [group for group in (one, other, *further) if len(group) > 1]
     middle = statistics.fmean(one) - statistics.fmean(other)
-    if not freedom:
+    if not several:
         return Interval(middle, math.inf)
-    error = math.sqrt(squares / freedom * (1 / len(one) + 1 / len(other)))
+    weights = [len(group) - 1 for group in several]
+    square = sum(w * statistics.variance(group) for w, group in zip(weights, several, strict=True)) / sum(weights)
+    error = math.sqrt(square * (1 / len(one) + 1 / len(other)))
+    freedom = max(len(one) + len(other) - 2, *(len(group) - 1 for group in further), 0)
     return Interval(middle, student(freedom) * error, min(len(one), len(other)))
 
 
@@ -156,6 +164,46 @@ def opposite(check: Callable[[Records], Finding]) -> Callable[[Records], Finding
         return Finding(turned.get(finding.verdict, finding.verdict), finding.words)
 
     return contrary
+
+
+def every(*checks: Callable[[Records], Finding]) -> Callable[[Records], Finding]:
+    """All of these at once; the words are those of the check that decides."""
+
+    def check(records: Records) -> Finding:
+        found = [one(records) for one in checks]
+        verdict = all_of(finding.verdict for finding in found)
+        return next((finding for finding in found if finding.verdict is verdict), UNKNOWN)
+
+    return check
+
+
+def of_large_models(check: Callable[[Records], Finding], study: str, least: int) -> Callable[[Records], Finding]:
+    """Of a statement about large models: on smaller ones than this the numbers are shown and decide nothing."""
+
+    def guarded(records: Records) -> Finding:
+        finding = check(records)
+        width = max((r["config"]["width"] for r in records if r["config"].get("study") == study), default=least)
+        if width >= least or finding.verdict is Verdict.MISSING:
+            return finding
+        return Finding(Verdict.UNDECIDED, f"{finding.words}; width {width} is no large model")
+
+    return guarded
+
+
+def with_seeds(
+    study: str, methods: Sequence[str], make: Callable[[str], Callable[[Records], Finding]]
+) -> Callable[[Records], Finding]:
+    """The check of the first of these methods that has two seeds or more in the study; else of the first there is."""
+
+    def check(records: Records) -> Finding:
+        seeds: dict[str, set[int]] = {}
+        for config in (r["config"] for r in records):
+            if config.get("study") == study:
+                seeds.setdefault(config["method"], set()).add(config["seed"])
+        known = sorted((m for m in methods if m in seeds), key=lambda m: len(seeds[m]) < 2)
+        return make(known[0])(records) if known else UNKNOWN
+
+    return check
 
 
 def only(check: Callable[[Records], Finding], **fields: object) -> Callable[[Records], Finding]:

@@ -1,0 +1,150 @@
+"""Statements about curves of a loss, checked: over the epochs and over time."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+from quadjoint.experiments.checks_time import FASTER, LARGE, as_ratio, runs_by_seed, widths_of
+from quadjoint.experiments.records import Record, Records, methods_of, of_study, repeated_seconds, where
+from quadjoint.experiments.verdicts import (
+    THEIRS,
+    UNKNOWN,
+    Finding,
+    Interval,
+    Verdict,
+    above,
+    all_of,
+    below,
+    difference,
+    interval,
+    plain,
+    student,
+)
+
+Check = Callable[[Records], Finding]
+Curves = dict[int, list[float]]
+
+
+def matching_curves(curve: str, methods: tuple[str, ...], part: float) -> Check:
+    """At the largest trained width, the curves of the methods are, on average over the epochs, less than a part of the
+    first value away from that of the paper's method."""
+
+    def check(records: Records) -> Finding:
+        trained = of_study(records, "widths")
+        known = [r for r in trained if r["config"]["method"] in methods]
+        width = max((r["config"]["width"] for r in known), default=None)
+        here = where(trained, width=width)
+        every = {
+            m: {r["config"]["seed"]: r["result"]["curves"][curve] for r in where(here, method=m)}
+            for m in dict.fromkeys((*methods, *methods_of(here)))
+        }
+        if not every[THEIRS] or not any(every[m] for m in methods if m != THEIRS):
+            return UNKNOWN
+        verdicts, words = [], []
+        for method in methods:
+            if method == THEIRS:
+                continue
+            if every[method]:
+                away = _distance(every[THEIRS], every[method], list(every.values()))
+                verdicts.append(below(away, part))
+                words.append(f"{method} {_percent(away)}")
+            else:
+                verdicts.append(Verdict.UNDECIDED)
+                words.append(f"{method} not trained")
+        epochs = len(next(iter(every[THEIRS].values())))
+        text = f"width {width}, {epochs} epochs, away from {THEIRS} in parts of the first value: {', '.join(words)}"
+        return Finding(all_of(verdicts), text)
+
+    return check
+
+
+def _distance(one: Curves, other: Curves, every: list[Curves]) -> Interval:
+    """The mean distance of two curves in units of their first value."""
+    common = sorted(set(one) & set(other))
+    away = [_apart(one[seed], other[seed]) for seed in common]
+    if len(away) > 1:
+        return interval(away)
+    middle = _apart(_mean_curve(one), _mean_curve(other))
+    several = [group for group in every if len(group) > 1]
+    if not several:
+        return Interval(middle, math.inf)
+    first = _mean_curve(one)[0]
+    noise = [statistics.fmean(map(statistics.stdev, zip(*group.values(), strict=False))) for group in several]
+    freedom = max(len(group) - 1 for group in several)
+    return Interval(middle, student(freedom) * math.sqrt(2) * statistics.fmean(noise) / abs(first))
+
+
+def _apart(one: list[float], other: list[float]) -> float:
+    if not one or not other or not max(one[0], other[0]) > 0:
+        return math.nan
+    return statistics.fmean(abs(a - b) for a, b in zip(one, other, strict=False)) / max(one[0], other[0])
+
+
+def _mean_curve(curves: Curves) -> list[float]:
+    return [statistics.fmean(values) for values in zip(*curves.values(), strict=False)]
+
+
+def _percent(found: Interval) -> str:
+    return f"{plain(100 * found.middle)} %"
+
+
+def sooner(first: str, second: str, curve: str, *, least: int = LARGE) -> Check:
+    """At the largest trained width, the first method's loss reaches a level before the second's, in time.
+
+    The level is a tenth of the first loss, or the lowest that both reach; of each seed by itself. With a single seed,
+    other methods of which there are several tell how much the time to this level differs from seed to seed. The
+    statement is about large models: below the width ``least``, the numbers are shown and decide nothing.
+    """
+
+    def check(records: Records) -> Finding:
+        trained = of_study(records, "widths")
+        widths = widths_of(trained, first, second)
+        if not widths:
+            return UNKNOWN
+        width = widths[-1]
+        here = where(trained, width=width)
+        one, other = (runs_by_seed(where(here, method=m)) for m in (first, second))
+        pairs = [(one[seed], other[seed]) for seed in sorted(set(one) & set(other))]
+        logs = [math.log(times[1] / times[0]) for pair in pairs if (times := _times_to_level(*pair, curve))]
+        if not logs:
+            return UNKNOWN
+        found = interval(logs) if len(logs) > 1 else Interval(logs[0], _noise_to_level(here, pairs, curve))
+        words = f"to the same loss, {second} takes {as_ratio(found)} times as long as {first} at width {width}"
+        if width < least:
+            return Finding(Verdict.UNDECIDED, f"{words}, which is no large model")
+        return Finding(above(found, math.log(FASTER)), words)
+
+    return check
+
+
+def _times_to_level(one: Record, other: Record, curve: str) -> tuple[float, float] | None:
+    level = _common_level((one, other), curve)
+    first, second = (_time_to(level, record, curve) for record in (one, other))
+    return (first, second) if first and second else None
+
+
+def _common_level(records: Sequence[Record], curve: str) -> float:
+    """A tenth of the first loss, or the lowest that all of them reach: how low chance lets a run end is no speed."""
+    curves = [record["result"]["curves"][curve] for record in records]
+    return max(max(min(losses, default=math.nan), losses[0] / 10 if losses else math.nan) for losses in curves)
+
+
+def _time_to(level: float, record: Record, curve: str) -> float | None:
+    """Seconds until the loss is at the level; None if it never is, or if the curve is no curve."""
+    losses, seconds = record["result"]["curves"][curve], repeated_seconds(record)
+    if not losses or len(losses) != len(seconds) or not all(math.isfinite(x) for x in losses):
+        return None
+    place = next((k for k, loss in enumerate(losses) if loss <= level), None)
+    return None if place is None else sum(seconds[: place + 1])
+
+
+def _noise_to_level(records: Records, pairs: list[tuple[Record, Record]], curve: str) -> float:
+    """Half of the interval of a logarithm of two single runs' times, by the spread of those methods that have seeds."""
+    level = next(_common_level(pair, curve) for pair in pairs if _times_to_level(*pair, curve))
+    groups = []
+    for method in {r["config"]["method"] for r in records}:
+        times = [_time_to(level, r, curve) for r in where(records, method=method)]
+        groups.append([math.log(time) for time in times if time])
+    return difference([0.0], [0.0], groups).half

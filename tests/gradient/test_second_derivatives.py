@@ -128,3 +128,19 @@ def test_times_on_a_grid_are_not_counted_twice(how: str, options: dict[str, floa
         return torch.autograd.grad(loss(ys), (y0, t), create_graph=create_graph)
 
     assert relative([g.detach() for g in found(True)], found(False)) < 1e-12
+
+
+@pytest.mark.parametrize("gradient", ["gq", "adjoint", "auto"])
+def test_steps_that_cannot_be_recorded_have_no_second_derivative(gradient: str) -> None:
+    """SciPy's steps are no operations of torch: a first derivative is there, a second is refused in words."""
+    w = torch.tensor(0.5, requires_grad=True)
+    t, options = torch.tensor([0.0, 1.0]), {"solver": "RK45"}
+
+    def end() -> torch.Tensor:
+        y0 = torch.ones(1, dtype=torch.float64)
+        ys = qj.odeint(lambda t, y: -w * y, y0, t, method="scipy_solver", options=options, gradient=gradient)
+        return ys[-1].sum()
+
+    assert torch.autograd.grad(end(), w)[0].item() == pytest.approx(-math.exp(-0.5), rel=1e-2)
+    with pytest.raises(ValueError, match=r"create_graph=True needs steps that autograd can record.*scipy_solver"):
+        torch.autograd.grad(end(), w, create_graph=True)

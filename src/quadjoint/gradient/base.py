@@ -229,6 +229,12 @@ def _differentiable(
     queries: Sequence[Query],
 ) -> list[Tensor | None]:
     """Gradients that can be differentiated again (``create_graph=True``): solve once more, recorded by autograd."""
+    solver = task.spec.solver
+    if not solver.stepper.recordable:
+        raise ValueError(
+            f"create_graph=True needs steps that autograd can record, and those of method {solver.name!r} cannot be; "
+            "use a method of this library, such as 'dopri5' or, for stiff problems, 'kvaerno5'."
+        )
     gates = Gates()
     y0 = gates(y0)
     points, observed = (None if x is None else gates(x) for x in (points, observed))

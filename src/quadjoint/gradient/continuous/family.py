@@ -119,9 +119,10 @@ def QuadratureAdjoint(
     method: Method | None = None,
     options: dict[str, Any] | None = None,
 ) -> ContinuousAdjoint:
-    """The quadrature adjoint exactly as Norcliffe and Deisenroth (2023) have it, "gq-paper".
+    """The quadrature adjoint as Norcliffe and Deisenroth (2023) have it, "gq-paper".
 
     [z, a] is solved backwards, and the integral of the parameters' gradient is a sum over nodes between observations.
+    Nodes are evaluated several at a time.
 
     >>> import quadjoint as qj
     >>> more_nodes = qj.QuadratureAdjoint(qj.Heuristic(c=1.0))

@@ -38,10 +38,10 @@ $(BENCH_STAMP): $(STAMP)
 	@$(PIP) -e ".[bench]"
 	@touch $@
 
-demo: setup  ## train a small neural ODE, print a table, save a picture
+demo: setup  ## train two small neural ODEs with every method, print a table, save a picture
 	@$(BIN)/quadjoint demo
 
-test: setup  ## run all tests on two processes
+test: setup  ## run all but the slow tests, on two processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 lint: setup  ## check style and formatting (ruff)

@@ -1,7 +1,8 @@
-"""A hook for mkdocs: tables of the reference, made from the code when the site is built.
+"""A hook for mkdocs: tables of the reference, made from the code when the site is built, and the words of the examples.
 
 A line ``<!-- generated: NAME -->`` of a page becomes the table of that name. What a table says in words stands here;
 which rows it has comes from the code, so that a method, an option or a figure that nobody described stops the build.
+A line ``<!-- printed: NAME -->`` becomes what that example printed when its picture was made.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ OPTIONS = {
     "dtype": ("", "accepted for torchdiffeq’s sake; times are float64 on the host in any case"),
     "max_num_steps": ("100,000", "steps after which a solve is given up; unlimited on a grid"),
     "first_step": ("chosen", "length of the first step"),
-    "safety": ("0.9", "the step size aims at this part of the tolerance"),
+    "safety": ("0.9", "the part of the longest admissible step that is taken"),
     "ifactor": ("10", "a step is at most so many times as long as the one before"),
     "dfactor": ("0.2", "and at least this part of it"),
     "min_step": ("0", "no step is shorter, whatever its error"),
@@ -61,8 +62,9 @@ OPTIONS = {
     "step_t": ("()", "times at which a step must end"),
     "jump_t": ("()", "times at which f jumps, `(B, J)` for times per sample: a step ends there"),
     "controller": (
-        '"i"',
-        '`"i"`, `"pi"`, or a `Controller` such as `PIDController()`, which is the default with `independent=True`',
+        '"i"; implicit methods "predictive"',
+        '`"i"`, `"pi"`, `"pid"`, `"predictive"`, or a `Controller` such as `PIDController()`, which is the default of '
+        "explicit methods with `independent=True`",
     ),
     "step_size": ("", "length of the steps of a fixed grid; without it, the grid is `t`"),
     "grid_constructor": ("", "`grid_constructor(f, y0, t)` returns the grid"),
@@ -71,12 +73,15 @@ OPTIONS = {
         'between steps: `"linear"` or `"cubic"` on a grid; for dopri5 and tsit5 `"quartic"`, or `"quintic"` with more '
         "evaluations",
     ),
-    "perturb": ("False", "evaluate f just inside of a step, not at its ends, where it may jump"),
+    "perturb": ("False; True with `jump_t`", "evaluate f just inside of a step, not at its ends, where it may jump"),
     "max_order": ("12", "order of the corrector; the explicit method has one less"),
     "max_iters": ("4; implicit Runge–Kutta 10, on a grid 100", "iterations for the stages of a step"),
     "eta": ("1", "damping of the leapfrog, in (0, 1] but not 0.5; below 1 its order is 1"),
     "jacobian": ("found", "`jacobian(t, y)` of your own, for Newton’s iteration"),
-    "linear_solver": ('"auto"', 'linear systems of a step: `"batched"`, `"dense"` or `"krylov"`, by size'),
+    "linear_solver": (
+        '"auto"',
+        'linear systems of a step: `"batched"`, `"dense"` or `"krylov"`, by size; or a function `solve(apply, r)`',
+    ),
     "solver": ('"LSODA"', "which of SciPy’s solvers; other options are SciPy’s own"),
     "event_tol": ("1e-9", "accuracy of an event’s time, relative to the step in which it lies"),
     "horizon": ("none", "time at which a solve with shared steps ends if no event comes"),
@@ -206,6 +211,18 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 
+def printed(name: str) -> str:
+    """What an example printed, folded."""
+    words = (Path(__file__).parent / "assets" / "examples" / f"{name}.txt").read_text(encoding="utf-8").rstrip()
+    return f'<details markdown="1"><summary>What it printed</summary>\n\n```text\n{words}\n```\n\n</details>'
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Called by mkdocs for every page."""
-    return re.sub(r"^<!-- generated: (\w+) -->$", lambda found: TABLES[found[1]](), markdown, flags=re.MULTILINE)
+    makers = {"generated": lambda name: TABLES[name](), "printed": printed}
+    return re.sub(
+        r"^<!-- (generated|printed): (\w+) -->$",
+        lambda found: makers[found[1]](found[2]),
+        markdown,
+        flags=re.MULTILINE,
+    )

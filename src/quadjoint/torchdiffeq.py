@@ -50,7 +50,7 @@ def odeint(
     """Solve dy/dt = func(t, y) from y(t[0]) = y0; gradients by backpropagation through the solver.
 
     Returns the states at ``t``, or with ``event_fn`` the time of its first change of sign and the states at the start
-    and there. SciPy's solvers cannot be backpropagated through; they get the quadrature adjoint.
+    and there. SciPy's solvers cannot be backpropagated through; they get ``gradient="gq"``, collocation.
 
     >>> import torch
     >>> from quadjoint.torchdiffeq import odeint
@@ -85,10 +85,11 @@ def odeint_adjoint(
 
     Runge-Kutta solves are differentiated by their exact transpose (``gradient="discrete"``), which solves no second
     ODE: the ``adjoint_`` settings have no effect then, which is said once. Multistep methods get the adjoint method,
-    SciPy's solvers the quadrature adjoint.
-    Gradients are computed in ``adjoint_params`` alone if they are given, as in torchdiffeq.
+    SciPy's solvers collocation ("gq"). Gradients are computed in ``adjoint_params`` alone if they are given, as in
+    torchdiffeq.
+
     ``gradient`` selects any method of quadjoint; ``adjoint_rtol``, ``adjoint_atol``, ``adjoint_method`` and
-    ``adjoint_options`` apply to those that solve backwards in time ("adjoint", "seminorm", "gq", "gq-paper").
+    ``adjoint_options`` apply to those that solve backwards in time ("adjoint", "seminorm", "gq-paper").
 
     >>> import torch
     >>> from quadjoint.torchdiffeq import odeint_adjoint

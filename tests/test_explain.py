@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from quadjoint.explain import Explanation
 from quadjoint.solver.progress import bar
 
 T = torch.tensor([0.0, 1.0])
+IMPLICIT = {name for name, tableau in qj.TABLEAUS.items() if not tableau.explicit}
 
 
 @pytest.mark.parametrize("limit", [10**9, 20_000, 1])
@@ -24,6 +26,40 @@ def test_explains_what_auto_then_does(limit: int) -> None:
     assert stats.method == found.gradient.name
     assert stats.reason.startswith(f"auto chose {found.choice}:")
     assert stats.accepted_steps == found.stats.accepted_steps
+
+
+BY_NAME = [name for name in qj.METHODS if name != "scipy_solver" and not name.startswith("my_")]
+
+
+@pytest.mark.parametrize("method", [*BY_NAME, qj.TABLEAUS["heun3"], qj.TABLEAUS["sdirk2"]], ids=lambda m: str(m)[:30])
+def test_explains_what_a_solve_then_does_with_every_method(method: Any) -> None:
+    """Explicit or implicit, on a grid or not, of one step or of many; and the first line says so."""
+    f, y0 = qj.nn.TimeMLP(3, width=8), torch.zeros(2, 3)
+    found = qj.explain(f, y0, T, method=method, show=False)
+    stats = qj.solve(f, y0, T, method=method).stats
+    assert found.gradient.name == stats.method
+    assert stats.reason.startswith(f"auto chose {found.choice}:")
+    assert str(found).startswith(f"auto chooses {stats.method}")
+    if found.rule is not None:
+        assert stats.reason.startswith(f"auto chose {found.choice}: {found.reason}")
+    assert (stats.method == "discrete") == (method in IMPLICIT or method is qj.TABLEAUS["sdirk2"])
+
+
+def test_explains_what_a_solve_then_does_where_saved_tensors_are_watched() -> None:
+    w, y0 = torch.ones(2, requires_grad=True), torch.ones(2)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        found = qj.explain(lambda t, y: -w * y, y0, T, show=False)
+        stats = qj.solve(lambda t, y: -w * y, y0, T).stats
+    assert (found.choice, found.gradient.name, stats.method) == ("discrete",) * 3
+    assert found.reason in stats.reason and found.reason in str(found)
+
+
+def test_of_implicit_steps_costs_are_measured_and_not_predicted() -> None:
+    """The cost model counts the stages of explicit ones."""
+    f, y0 = qj.nn.TimeMLP(3, width=8), torch.zeros(2, 3)
+    found = qj.explain(f, y0, T, method="sdirk2", measure=True, repeats=1, show=False)
+    assert found.predicted == {} and set(found.measured) == {"direct", "discrete", "gq"}
+    assert "* discrete" in str(found) and "predicted" not in str(found)
 
 
 def test_sizes_are_those_of_the_problem() -> None:
@@ -100,7 +136,7 @@ def test_no_bar_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_bar_without_tqdm_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bar_without_tqdm_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tqdm", None)
-    with pytest.raises(ImportError, match=r"quadjoint\[progress\]"):
+    with pytest.raises(ImportError, match="pip install tqdm"):
         bar([0.0, 1.0])

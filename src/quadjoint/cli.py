@@ -19,7 +19,9 @@ try:
     import typer
     from rich.console import Console
 except ImportError as missing:  # a bare install has only torch and numpy
-    raise SystemExit(f"The quadjoint command needs {missing.name}: pip install 'quadjoint[experiments]'") from missing
+    raise SystemExit(
+        f"The quadjoint command needs {missing.name}: pip install matplotlib psutil rich scipy typer"
+    ) from missing
 
 app = typer.Typer(
     add_completion=False,

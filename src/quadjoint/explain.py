@@ -19,6 +19,7 @@ from quadjoint.gradient.choose.cost import Estimate, Sizes, predict
 from quadjoint.gradient.choose.measure import memory_bytes, sizes_of
 from quadjoint.gradient.first import First
 from quadjoint.ode import odeint, solve
+from quadjoint.solver.methods.implicit import ImplicitRungeKutta
 from quadjoint.solver.spec import Method
 from quadjoint.solver.state import State
 from quadjoint.solver.stats import Stats
@@ -34,6 +35,7 @@ class Explanation:
     ``predicted`` and ``measured`` hold seconds of a forward and backward pass together and bytes: predicted, what is
     kept for the backward pass; measured, the most that was held at any time. Keys are "direct", the modes of
     "discrete", "gq" (which ``Auto(exact=False)`` considers too) and, in ``measured``, whatever else was asked for.
+    Costs of implicit steps are not predicted: "discrete", which has no modes there, is chosen whatever they are.
     """
 
     sizes: Sizes
@@ -44,10 +46,13 @@ class Explanation:
     measured: dict[str, Estimate] = field(default_factory=dict)
 
     gradient: Gradient = field(default_factory=Auto)  # the choice as an object for ``gradient=``
+    rule: str | None = None  # what decided, if it was not the predicted costs
 
     @property
     def reason(self) -> str:
         """One sentence."""
+        if self.rule is not None:
+            return self.rule
         chosen = self.predicted[self.choice]
         reason = f"the fastest predicted, with {_bytes(self.memory_limit)} to keep things in"
         return reason if chosen.bytes <= self.memory_limit else f"{reason}; what does not fit is computed again"
@@ -62,13 +67,15 @@ class Explanation:
             f"  activations  {_bytes(s.activation_bytes)} an evaluation",
             f"  forward      {s.evaluations} evaluations, {_steps(self.stats.accepted_steps)} steps accepted, "
             f"{_steps(self.stats.rejected_steps)} rejected",
-            "",
-            f"  {'':22}{'predicted':>22}" + (f"{'measured':>22}" if self.measured else ""),
         ]
+        both = {"predicted": self.predicted, "measured": self.measured}
+        columns = {title: costs for title, costs in both.items() if costs}
+        if columns:
+            lines += ["", f"  {'':22}" + "".join(f"{title:>22}" for title in columns)]
         for name in {**self.predicted, **self.measured}:
             mark = "*" if name == self.choice else " "
-            cells = [self.predicted.get(name), self.measured.get(name)][: 2 if self.measured else 1]
-            lines.append((f"{mark} {_title(name):22}" + "".join(_cell(cell) for cell in cells)).rstrip())
+            cells = "".join(_cell(costs.get(name)) for costs in columns.values())
+            lines.append(f"{mark} {_title(name):22}{cells}".rstrip())
         return "\n".join(lines)
 
 
@@ -97,7 +104,8 @@ def explain(
         f, y0, t, method, rtol, atol, options, independent, params: as in ``odeint``.
         memory_limit: bytes that the backward pass may keep; by default a quarter of the memory, as in ``Auto``.
         measure: True times a forward and backward pass with every method in the prediction (the best of ``repeats``
-            after one to warm up) and finds its peak memory; names ("direct", "gq", "adjoint", ...) choose others.
+            after one to warm up), of implicit steps "direct", "discrete" and "gq", and finds its peak memory; names
+            ("direct", "gq", "adjoint", ...) choose others.
         repeats: how often each is timed.
         show: print the table.
 
@@ -120,14 +128,16 @@ def explain(
         stats = solve(f, y0, t, **settings).stats
     task = Task(arranged.spec, first.params, snapshot, stats)
     limit = memory_bytes(arranged.y0.device) / 4 if memory_limit is None else float(memory_limit)
-    choice = Auto(int(limit)).choose(task, first).gradient
+    choice = Auto(int(limit)).choose(task, first)
     sizes = sizes_of(task, first.activation_bytes, stats.forward_evaluations)
-    gq = GaussLegendre().predict(task, first.activation_bytes or 0, evaluations=sizes.evaluations)
-    predicted = {**predict(sizes, limit // 2), "gq": gq}
-    name = choice.mode if isinstance(choice, DiscreteAdjoint) and choice.mode in predicted else "direct"
-    found = Explanation(sizes, stats, predicted, limit, name, gradient=choice)
+    predicted = {}
+    if not isinstance(arranged.spec.solver.eager, ImplicitRungeKutta):
+        gq = GaussLegendre().predict(task, first.activation_bytes or 0, evaluations=sizes.evaluations)
+        predicted = {**predict(sizes, limit // 2), "gq": gq}
+    rule = None if choice.by_cost else choice.why
+    found = Explanation(sizes, stats, predicted, limit, choice.name, gradient=choice.gradient, rule=rule)
     if measure:
-        names = predicted if measure is True else measure
+        names = (predicted or ("direct", "discrete", "gq")) if measure is True else measure
         run = partial(_measure, f=f, y0=y0, t=t, settings=settings, tensors=first.params, repeats=repeats)
         found = replace(found, measured={name: run(_gradient(name, int(limit))) for name in names})
     if show:

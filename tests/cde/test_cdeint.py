@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 import quadjoint as qj
 import quadjoint.cde as cde
+from quadjoint.cde.solve import Controlled
+from quadjoint.solver.remembered import remembered
 
 DTYPE = torch.float64
 NAN = float("nan")
@@ -144,6 +147,35 @@ def test_steps_that_end_at_knots_need_fewer_evaluations(kind: Any, own: bool) ->
     assert 1.2 * evaluations[0] < evaluations[1]
 
 
+GRIDS = sorted(name for name, tableau in qj.TABLEAUS.items() if tableau.b_error is None and not name.startswith("my_"))
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_no_step_of_a_grid_crosses_a_kink(name: str) -> None:
+    """On dz = dX the state is X, whatever the grid; with times of each sample's own as well."""
+    x = torch.tensor([[[0.0], [1.0], [0.0], [3.0]], [[0.0], [4.0], [2.0], [-1.0]]], dtype=DTYPE)
+    one = lambda t, z: torch.ones(*z.shape, 1, dtype=DTYPE)  # noqa: E731
+    own = torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, 0.4, 0.9, 2.0]], dtype=DTYPE)
+    for X in (cde.LinearInterpolation(x), cde.LinearInterpolation(x, own)):
+        for step in (1.0, 0.7, 3.0):
+            z = cde.cdeint(X, one, x[:, 0], X.interval, method=name, options={"step_size": step})
+            torch.testing.assert_close(z[:, -1], x[:, -1], rtol=1e-13, atol=1e-13)
+
+
+def test_implicit_steps_keep_their_order_on_a_path_with_kinks() -> None:
+    """On dz = z dX the state is exp(X). The kinks lie on none of the grids."""
+    X = cde.LinearInterpolation(torch.tensor([[0.0], [1.0], [0.3], [-0.5]], dtype=DTYPE))
+    for name in (name for name in GRIDS if not qj.TABLEAUS[name].explicit):
+        ends = []
+        for step in (0.17, 0.085):
+            settings: dict[str, Any] = {"method": name, "options": {"step_size": step}}
+            with torch.no_grad():
+                z = cde.cdeint(X, lambda t, z: z.unsqueeze(-1), torch.ones(1, dtype=DTYPE), X.interval, **settings)
+            ends.append(z)
+        coarse, fine = (abs(float(z[-1, 0]) - math.exp(-0.5)) for z in ends)
+        assert math.log2(coarse / fine) > qj.TABLEAUS[name].order - 0.5
+
+
 def test_a_solve_may_start_at_a_kink() -> None:
     """The derivative there is that of the piece to come."""
     X = cde.LinearInterpolation(torch.tensor([[0.0], [5.0], [6.0]], dtype=DTYPE))
@@ -160,6 +192,18 @@ def test_a_smooth_path_with_many_knots_is_not_cut_into_pieces() -> None:
     f = Field()
     cde.cdeint(X, f, torch.ones(HIDDEN, dtype=DTYPE), X.interval)
     assert f.calls < 100
+
+
+def test_a_path_leaves_nothing_behind_for_the_next() -> None:
+    """Whatever was solved before with the same function, the numbers are the same bit for bit."""
+    x, t, z0 = data(BATCH)
+    f, X = Field(), cde.interpolate(x, t[0], time=False)
+    first, count = cde.cdeint(X, f, z0, X.interval), f.calls
+    other = cde.interpolate(data(BATCH, seed=1)[0] * 30, t[0], kind="linear", time=False)
+    cde.cdeint(other, f, z0, X.interval, rtol=1e-7)
+    f.calls = 0
+    assert torch.equal(cde.cdeint(X, f, z0, X.interval), first) and f.calls == count
+    assert not remembered(Controlled(other, f))
 
 
 # Times of each sample's own -------------------------------------------------------------------------------------------

@@ -54,6 +54,26 @@ def test_direct_and_discrete_are_the_same_gradient(name: str) -> None:
         assert distance(gradients(method, name, **grid), direct) < 1e-9
 
 
+@pytest.mark.parametrize("name", IMPLICIT)
+def test_gradients_of_grids_with_discontinuities(name: str) -> None:
+    """y' = a y up to t = 0.3, and b y from there on: y(1) = exp(0.3 a + 0.7 b).
+
+    kvaerno5 has a stage past the end of its steps, and there the rate that comes after.
+    """
+    t = torch.tensor([0.0, 0.45, 1.0], dtype=DTYPE)
+    found = []
+    for gradient in ("direct", "discrete", "gq", "adjoint"):
+        rates = torch.tensor([0.8, -1.1], dtype=DTYPE, requires_grad=True)
+        f = lambda t, y, r=rates: torch.where(t > 0.3, r[1], r[0]) * y  # noqa: E731
+        options = {"step_size": 0.03125, "jump_t": [0.3]}
+        y = qj.odeint(f, torch.ones(2, 1, dtype=DTYPE), t, method=name, gradient=gradient, options=options)[-1, 0, 0]
+        found.append(torch.autograd.grad(y, rates)[0])
+    exact = torch.tensor([0.3, 0.7], dtype=DTYPE) * float(torch.exp(torch.tensor(0.3 * 0.8 - 0.7 * 1.1)))
+    assert distance(found[:1], found[1:2]) < 1e-11
+    within = {"implicit_euler": 0.05, "kvaerno5": 0.01}.get(name, 1e-3)
+    assert all(distance([gradient], [exact]) < within for gradient in found)
+
+
 @pytest.mark.parametrize("name", ["trbdf2", "kvaerno3", "kvaerno5", "radauIIA5"])
 def test_direct_and_discrete_are_the_same_gradient_on_adaptive_steps(name: str) -> None:
     """Stages are found to a part of the tolerance; the transposes at what was found agree all the same."""

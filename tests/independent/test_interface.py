@@ -132,6 +132,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"all its tensors share it; got \(2, 1\), \(3, 1\)",
     ),
     "rows": ({"t": torch.tensor([[0.0, 1.0]] * 3, dtype=DTYPE)}, r"t has times for 3 samples"),
+    "a grid": (
+        {"method": "kvaerno5", "options": {"grid_constructor": lambda f, y0, t: t}},
+        r"options\['grid_constructor'\] fixes the steps",
+    ),
     "misspelt": ({"options": {"on_failures": "nan"}}, r"'on_failures'\] is not an option of method 'dopri5'"),
 }
 

@@ -13,6 +13,7 @@ from torch import Tensor
 import quadjoint as qj
 from quadjoint.experiments.ornstein_uhlenbeck import OrnsteinUhlenbeck
 from quadjoint.sde import KarhunenLoeve, LegendrePolynomials, NeuralSDE, WienerPath, WongZakai
+from quadjoint.solver.remembered import remembered
 
 A, S = 0.3, 0.8  # drift and volatility of geometric Brownian motion
 TIMES = torch.linspace(0, 1, 5, dtype=torch.float64)
@@ -138,6 +139,17 @@ def test_solving_leaves_the_global_generators_alone() -> None:
     assert not torch.allclose(one, two)
     assert torch.equal(torch.get_rng_state(), torch_state)
     assert (np.random.get_state()[1] == numpy_state).all()  # noqa: NPY002
+
+
+def test_a_path_leaves_nothing_behind_for_the_next() -> None:
+    """Whatever was solved before, along however rough a path, steps and numbers are the same bit for bit."""
+    sde, y0 = gbm("stratonovich"), ones(3, 2)
+    first = WongZakai(sde, 0.0, 1.0, terms=5).solve(y0, TIMES, seed=0)
+    rough = WongZakai(sde, 0.0, 1.0, terms=60)
+    rough.solve(10.0 * y0, TIMES, seed=1, rtol=1e-8)
+    again = WongZakai(sde, 0.0, 1.0, terms=5).solve(y0, TIMES, seed=0)
+    assert torch.equal(first.ys, again.ys) and first.stats.forward_evaluations == again.stats.forward_evaluations
+    assert not remembered(rough.sample(y0, seed=0))
 
 
 def test_bad_input_is_refused_in_words() -> None:

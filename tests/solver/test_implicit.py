@@ -217,6 +217,29 @@ def test_times_of_each_sample_events_and_jumps(name: str) -> None:
     assert float(jump[-1, 0, 0]) == pytest.approx(np.exp(0.3 - 0.7), abs=most)
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("name", [name for name, tableau in IMPLICIT.items() if tableau.c.max() <= 1.0])
+def test_steps_of_a_grid_end_at_discontinuities(name: str, backwards: bool) -> None:
+    """y' = y up to t = 0.3, and -y from there on: every step multiplies y by the stability function of its own piece.
+
+    kvaerno5 has a stage past the end of its steps, and sees what comes after a discontinuity.
+    """
+    t = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
+    lengths = {1: [0.25, 0.05], -1: [0.2, 0.25, 0.25]}
+    if backwards:
+        t, lengths = t.flip(0), {1: [-0.05, -0.25], -1: [-0.25, -0.25, -0.2]}
+    with torch.no_grad():
+        found = qj.odeint(
+            lambda t, y: torch.where(t > 0.3, -y, y),
+            torch.ones(2, 1, dtype=torch.float64),
+            t,
+            method=name,
+            options={"step_size": 0.25, "jump_t": [0.3]},
+        )[-1]
+    exact = np.prod([IMPLICIT[name].stability(sign * h).real for sign, steps in lengths.items() for h in steps])
+    torch.testing.assert_close(found, torch.full_like(found, float(exact)), rtol=1e-13, atol=0.0)
+
+
 def test_a_method_with_an_estimate_takes_given_steps_if_asked_to() -> None:
     t = torch.tensor([0.0, 1.0], dtype=torch.float64)
     taken = []

@@ -144,6 +144,18 @@ def test_jacobians_and_factors_are_reused() -> None:
     assert sol.stats.forward_evaluations < 14 * (sol.stats.accepted_steps + sol.stats.rejected_steps)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_steps_across_a_kink_are_solved_to_rounding(dtype: torch.dtype) -> None:
+    """f is linear on both sides, so that one iteration is enough in all steps but the one across."""
+    h, y = 0.01, 0.503
+    y0, t = torch.tensor([y], dtype=dtype), h * torch.arange(201, dtype=DTYPE)
+    with torch.no_grad():
+        found = qj.odeint(lambda t, y: -1.0 - 10.0 * torch.relu(y), y0, t, method="implicit_euler")
+    for state in found[1:]:
+        y = (y - h) / (1.0 + 10.0 * h) if y > h else y - h
+        assert float(state) == pytest.approx(y, abs=64 * torch.finfo(dtype).eps)
+
+
 def test_a_failing_iteration_on_a_grid_says_where_and_what_to_do() -> None:
     with pytest.raises(qj.SolveError, match=r"did not converge at t = 0 .*still change by .*step_size.*'kvaerno5'"):
         qj.odeint(

@@ -41,7 +41,7 @@ class Controlled(nn.Module):
 
     @property
     def cache_owner(self) -> Any:
-        """Paths are made anew for every solve, and are alike: what is known of one serves the next."""
+        """What compiled graphs are kept for: all paths of one function share them. Nothing else is kept."""
         if not isinstance(self.X, PiecewisePath):
             raise AttributeError("cache_owner")
         return self.func
@@ -131,7 +131,7 @@ def cdeint(
         adjoint: gradients in little memory (the exact transpose of the solve); False backpropagates through it.
         gradient: any other of quadjoint's gradients, such as "auto" or "gq".
         method, rtol, atol, options: as `quadjoint.odeint` has them. Kinks of X become ends of steps by themselves,
-            unless options["jump_t"] names others, none with ``()``.
+            unless options["jump_t"] names others, none with ``()``. Adams methods step across kinks, as in torchcde.
         adjoint_params: differentiate in these tensors alone. Otherwise those that func and X depend on are found,
             coefficients that an encoder computed among them.
 

@@ -60,6 +60,7 @@ def sdeint(
         adjoint: gradients by the SDE adjoint instead of backpropagation through the solver (for "reversible_heun": by
             its exact inverse).
         adaptive: choose steps by comparing each with two halves, within ``rtol`` and ``atol``, not below ``dt_min``.
+            Not for "euler", unless noise is additive.
         logqp: return also the divergence from the prior of ``sde``, ∫ 1/2 |u|² dt with g u = f - h, between two times:
             shape (len(t) - 1, batch).
         seed, generator: one of them determines the Wiener process; no global generator is used.
@@ -76,7 +77,7 @@ def sdeint(
     try:
         import torchsde
     except ImportError as error:
-        raise ImportError("sdeint solves SDEs with torchsde: pip install 'quadjoint[sde]'") from error
+        raise ImportError("sdeint solves SDEs with torchsde: pip install torchsde") from error
 
     t = _check_input(y0, t, dt, method)
     _check_settings(sde, method, adjoint=adjoint, adaptive=adaptive, logqp=logqp, further=further)
@@ -134,15 +135,34 @@ def _check_settings(
     if sde.noise_type == "general" and method in _NOT_FOR_GENERAL_NOISE:
         suited = sorted({*_CALCULUS} - {*_NOT_FOR_GENERAL_NOISE})
         raise ValueError(f"method={method!r} does not solve general noise; choose one of {', '.join(suited)}.")
-    if adaptive and method == "euler" and sde.noise_type != "additive":
-        raise ValueError(
-            "adaptive steps of method='euler' do not converge to the solution unless noise is additive; use "
-            "method='milstein' or 'srk', or for general noise 'heun'."
-        )
+    if adaptive:
+        _check_adaptive(sde.noise_type, method)
     if adjoint and method == "reversible_heun" and (adaptive or further.get("adjoint_adaptive")):
         raise ValueError(
             "adjoint=True takes the steps of 'reversible_heun' back, which are not kept if they are adaptive. Leave "
             "adaptive=False, or use another method, or adjoint=False."
+        )
+
+
+def _check_adaptive(noise_type: str, method: str) -> None:
+    """Adaptive steps depend on the path, also on what it does at times that a rejected step has looked at.
+
+    The error of Euler's steps then no longer has the mean zero (Gaines and Lyons 1997), and their sum has another
+    limit. The other methods converge if the noise is commutative, as additive, scalar and elementwise diagonal noise
+    is. Otherwise they do if no such time is passed over (Foster and Jelinčič 2024); torchsde passes over them.
+    """
+    if method == "euler" and noise_type != "additive":
+        better = "take fixed steps, adaptive=False" if noise_type == "general" else "use method='milstein' or 'srk'"
+        raise ValueError(
+            "adaptive steps of method='euler' do not converge to the solution unless noise is additive; for "
+            f"{noise_type} noise {better}."
+        )
+    if noise_type == "general":
+        warn_once(
+            "sdeint adaptive general",
+            "Adaptive steps of torchsde pass over times at which rejected steps have looked. Unless the noise is "
+            "commutative, they may then converge to another process, and at best do so as the square root of the step. "
+            "Take fixed steps (adaptive=False); if the noise is additive, scalar or diagonal, say so in noise_type.",
         )
 
 

@@ -57,7 +57,7 @@ class RandomODE(nn.Module):
 
     @property
     def cache_owner(self) -> NeuralSDE:
-        """Paths of one equation are alike: step sizes and sizes measured on one serve the next."""
+        """What compiled graphs are kept for: all paths of one equation share them. Nothing else is kept."""
         return self.sde
 
     def compile_parts(self) -> tuple[Any, Callable[..., Tensor], tuple[Tensor, ...]]:

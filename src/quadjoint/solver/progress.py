@@ -23,7 +23,7 @@ class Bar:
         try:
             from tqdm import tqdm
         except ImportError as missing:
-            raise ImportError("progress=True draws its bar with tqdm: pip install 'quadjoint[progress]'") from missing
+            raise ImportError("progress=True draws its bar with tqdm: pip install tqdm") from missing
 
         self.end, self.then = times[-1], then
         self.bar = tqdm(

@@ -17,10 +17,16 @@ from quadjoint.solver.methods.implicit import ImplicitRungeKutta
 
 @dataclass(frozen=True)
 class Choice:
-    """A gradient method, and why: its name or mode, a colon, and a clause."""
+    """A gradient method by its name or mode, and why, as a clause."""
 
     gradient: Gradient
-    reason: str
+    name: str
+    why: str
+    by_cost: bool = False  # whether predicted costs decided, and not what the steps or f allow
+
+    @property
+    def reason(self) -> str:
+        return f"{self.name}: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -49,24 +55,26 @@ class Auto(Gradient):
         """The method to use for a solve whose first evaluation has been made."""
         solver = task.spec.solver
         if not solver.stepper.recordable:
-            return Choice(GaussLegendre(), f"gq: steps of method {solver.name!r} cannot be recorded or transposed")
+            return Choice(GaussLegendre(), "gq", f"steps of method {solver.name!r} cannot be recorded or transposed")
         if not solver.stepper.transposable:
-            return Choice(Direct(), f"direct: steps of method {solver.name!r} cannot be transposed")
+            return Choice(Direct(), "direct", f"steps of method {solver.name!r} cannot be transposed")
         if any(private.is_sharded(m) for m in task.snapshot.modules):
-            return Choice(Direct(), "direct: parameters are sharded")
+            return Choice(Direct(), "direct", "parameters are sharded")
         if first.reentrant():
-            return Choice(Direct(), "direct: a reentrant checkpoint inside of f lets no single gradient pass")
+            return Choice(Direct(), "direct", "a reentrant checkpoint inside of f lets no single gradient pass")
         if private.saved_tensors_are_watched():
-            return Choice(DiscreteAdjoint(activations=0), "discrete: what autograd saves is watched (a checkpoint?)")
+            return Choice(DiscreteAdjoint(activations=0), "discrete", "what autograd saves is watched (a checkpoint?)")
         limit = self.memory_limit if self.memory_limit is not None else int(memory_bytes(task.f.device) / 4)
         if isinstance(solver.eager, ImplicitRungeKutta):
-            return Choice(DiscreteAdjoint(memory_limit=limit), "discrete: steps are implicit, and transposed at once")
+            return Choice(DiscreteAdjoint(memory_limit=limit), "discrete", "steps are implicit, and transposed at once")
         costs = predict(sizes_of(task, first.activation_bytes), limit // 2)
         if not self.exact:
             costs["gq"] = GaussLegendre().predict(task, first.activation_bytes or 0, evaluations=TYPICAL_EVALUATIONS)
         decision = decide(costs, limit=limit)
         if decision.name == "direct":
-            return Choice(Direct(memory_limit=limit), decision.reason)
+            return Choice(Direct(memory_limit=limit), decision.name, decision.why, by_cost=True)
         if decision.name == "gq":
-            return Choice(GaussLegendre(), decision.reason)
-        return Choice(DiscreteAdjoint(mode=decision.name, memory_limit=limit), decision.reason)
+            return Choice(GaussLegendre(), decision.name, decision.why, by_cost=True)
+        return Choice(
+            DiscreteAdjoint(mode=decision.name, memory_limit=limit), decision.name, decision.why, by_cost=True
+        )

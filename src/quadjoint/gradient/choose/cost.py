@@ -108,10 +108,10 @@ def _traffic(parameter_bytes: int) -> float:
 
 @dataclass(frozen=True)
 class Decision:
-    """A method, or a mode of one, and why: its name, a colon, and a clause."""
+    """A method, or a mode of one, and why, as a clause."""
 
     name: str
-    reason: str
+    why: str
 
 
 def decide(costs: dict[str, Estimate], *, limit: float = math.inf) -> Decision:
@@ -126,4 +126,4 @@ def decide(costs: dict[str, Estimate], *, limit: float = math.inf) -> Decision:
         name, why = min(costs, key=lambda n: costs[n].bytes), "none fits, this keeps the least"
     shown = ", ".join(f"{n} {c.seconds * 1e3:.3g} ms {c.bytes / 2**20:.3g} MiB" for n, c in costs.items())
     within = f" within {limit / 2**20:.4g} MiB" if math.isfinite(limit) else ""
-    return Decision(name, f"{name}: of {shown} for {TYPICAL_EVALUATIONS} evaluations, {why}{within}")
+    return Decision(name, f"of {shown} for {TYPICAL_EVALUATIONS} evaluations, {why}{within}")

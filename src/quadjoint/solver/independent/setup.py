@@ -61,8 +61,9 @@ def take_options(method: Method, options: dict[str, Any], *, events: bool) -> tu
                 f"options[{name!r}] names times at which all samples end a step, which with independent=True each does "
                 "when its own steps get there. Use steps shared by the batch, or smooth the dynamics."
             )
-    if options.get("step_size") is not None:
-        raise ValueError("options['step_size'] fixes the steps; with independent=True every sample chooses its own.")
+    for name in ("step_size", "grid_constructor"):
+        if options.get(name) is not None:
+            raise ValueError(f"options[{name!r}] fixes the steps; with independent=True every sample chooses its own.")
     rest, own = dict(options), {}
     if not isinstance(stepper, ImplicitRungeKutta):
         # Steps that become shorter in time are rejected less often, and here all wait for a sample that tries again.

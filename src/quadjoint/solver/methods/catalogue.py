@@ -178,7 +178,7 @@ def _newton(options: dict[str, Any], *, rtol: Any, atol: Any, adaptive: bool) ->
     if not callable(solver) and solver not in SOLVERS:
         raise ValueError(f"options['linear_solver'] = {solver!r} is not known.{nearest(solver, SOLVERS)}")
     source = JacobianSource(jacobian, solver)
-    return NewtonSettings(rtol, atol, most, source) if adaptive else NewtonSettings(None, None, most, source)
+    return NewtonSettings(rtol, atol, most, source) if adaptive else NewtonSettings(None, atol, most, source)
 
 
 def _interp(method: Method, stepper: RungeKutta | None, options: dict[str, Any]) -> str:
@@ -195,7 +195,7 @@ def known_options(method: Method) -> set[str]:
     stepper = runge_kutta_of(method)
     if stepper is not None:
         if isinstance(stepper, ImplicitRungeKutta):
-            return _COMMON | _IMPLICIT | _FIXED | (_ADAPTIVE if stepper.adaptive else set())
+            return _COMMON | _IMPLICIT | _FIXED | (_ADAPTIVE if stepper.adaptive else {"jump_t"})
         own = {"interp"} if refinable(stepper.tableau) else set()
         return _COMMON | own | (_ADAPTIVE if stepper.adaptive else _FIXED | {"jump_t"})
     if isinstance(method, Stepper):

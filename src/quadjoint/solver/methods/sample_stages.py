@@ -59,7 +59,7 @@ class SampleStageSolver(StageSolver):
     def handed_on(self, solved: Solved) -> Memory:
         assert isinstance(solved, SampleSolved) and solved.rate is not None
         rate = solved.rate
-        eta = torch.where(rate < 1.0, rate / (1.0 - rate), 1.0).clamp(min=1e-16) ** 0.8
+        eta = torch.where(rate < 1.0, rate / (1.0 - rate), 1.0).clamp(min=torch.finfo(rate.dtype).eps) ** 0.8
         whole = self._whole(solved)
         previous = None if whole is None else (self.dt, whole)
         return Memory(exact=False, samples=solved.memory.samples, eta=eta.clamp(max=1.0), previous=previous)

@@ -146,7 +146,7 @@ class StageSolver:
             fresh=False,
             jacobian=solved.memory.jacobian if keep else None,
             factors=solved.memory.factors if keep else None,
-            eta=min(1.0, max(eta, 1e-16) ** 0.8),
+            eta=min(1.0, max(eta, torch.finfo(self.y.dtype).eps) ** 0.8),
             previous=None if whole is None else (self.dt, whole),
         )
 
@@ -198,6 +198,7 @@ class StageSolver:
             y = samples.state_of(rows[-1] + z[:, -1])
             return self.settings.jacobians.again(self.f, times[-1][0], y, times[-1][1], samples).factorize(matrix, h)
 
+        measure = measure if block.apart else measure.around(rows)
         equations = StageEquations(evaluate, matrix, h, measure, self.settings.max_iters)
         z = self._find(equations, self._start(block, matrix, solved, h), solved, refresh)
         if z is None:

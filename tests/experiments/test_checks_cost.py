@@ -1,18 +1,14 @@
-"""Statements about evaluations, memory, errors and integrals: each verdict from invented records."""
+"""Statements about evaluations and memory: each verdict from invented records."""
 
 from __future__ import annotations
 
 from experiments.synthetic import run
-from quadjoint.experiments.checks_cost import (
-    close_errors,
+from quadjoint.experiments.claims.checks_cost import (
     constant_memory,
     evaluations,
     fewer_evaluations,
-    larger_errors,
     leaner,
     less_memory,
-    most_accurate,
-    order,
 )
 from quadjoint.experiments.verdicts import Verdict, opposite
 
@@ -57,41 +53,11 @@ def test_memory_is_counted_without_noise():
     checks = [constant_memory(m)([growing, flat]).verdict for m in "abc"]
     assert checks == [DISAGREES, AGREES, MISSING]
     assert opposite(constant_memory("a"))([growing]).verdict is AGREES
+    larger = run("b", width=1000, result={"peak_memory": [10, 90]})
+    finding = constant_memory("b")([larger, flat])
+    assert finding.verdict is AGREES and "90 bytes at the tightest, with a state of 1000 numbers" in finding.words
     small = [run("a", width=1, result={"peak_memory": [10]}), run("b", width=1, result={"peak_memory": [11]})]
     assert [less_memory(*pair)(small).verdict for pair in ("ab", "ba", "ac")] == [AGREES, DISAGREES, MISSING]
     alike = [run(m, width=9, result={"peak_memory": [10]}) for m in "ab"]
     assert less_memory("a", "b")(small + alike).verdict is OPEN  # a tie says nothing
-    assert less_memory("a", "b")(small).words == "state of a number: a 10 bytes, b 11 bytes"
-
-
-def test_errors_of_gradients_are_compared_over_end_times():
-    def toy(method: str, errors: list[float], rtol: float = 1e-3) -> dict:
-        return run(method, result={"errors": {"a": errors, "z0": errors}}, rtol=rtol)
-
-    records = [toy("x", [1e-3, 2e-3, 3e-3]), toy("y", [2e-3, 4e-3, 6e-3]), toy("z", [1e-3, 9e-3, 1e-3])]
-    assert close_errors("x", "y", 3.0)(records).verdict is AGREES
-    assert close_errors("x", "y", 1.5)(records).verdict is DISAGREES
-    assert close_errors("x", "z", 1.5)(records).verdict is OPEN
-    assert close_errors("x", "w", 3.0)(records).verdict is MISSING
-    tight = [toy("x", [9e-6] * 3, rtol=1e-6), toy("y", [1e-6] * 3, rtol=1e-6)]
-    assert larger_errors("y", "x", ("a", "z0"))(records).verdict is AGREES
-    assert larger_errors("x", "y", ("a",))(records).verdict is DISAGREES
-    finding = larger_errors("y", "x", ("a", "z0"))(records + tight)  # at one tolerance, not at the other
-    assert finding.verdict is DISAGREES and "at rtol 1e-6 0.111 of the gradient in a" in finding.words
-    assert larger_errors("x", "z", ("a",))(records).verdict is OPEN
-
-
-def test_orders_of_integration_rules():
-    def rule(name: str, power: float, shift: int = 1) -> dict:
-        counts = [2, 4, 8, 16]
-        return run(name, result={"evaluations": [n + shift for n in counts], "errors": [n**-power for n in counts]})
-
-    assert order("trapezoid", 2, 0.25)([rule("trapezoid", 2.0)]).verdict is AGREES
-    assert order("trapezoid", 2, 0.25)([rule("trapezoid", 1.0)]).verdict is DISAGREES
-    assert order("monte-carlo", 0.5, 0.15)([rule("monte-carlo", 0.5, shift=0)]).verdict is AGREES
-    assert order("boole", 6, 0.25)([]).verdict is MISSING
-    both = [rule("gauss", 8.0), rule("simpson", 4.0)]
-    assert most_accurate("gauss", ("simpson",), (5, 9))(both).verdict is AGREES
-    assert most_accurate("simpson", ("gauss",), (5, 9))(both).verdict is DISAGREES
-    assert most_accurate("simpson", ("gauss",), (5, 9), least=True)(both).verdict is AGREES
-    assert most_accurate("gauss", ("simpson",), (5, 9))(both[:1]).verdict is MISSING
+    assert less_memory("a", "b")(small).words == "a 10 bytes, b 11 bytes, with a state of one number"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from experiments.synthetic import curved
-from quadjoint.experiments.checks_curves import matching_curves, sooner
+from quadjoint.experiments.claims.checks_curves import matching_curves, sooner
 from quadjoint.experiments.verdicts import Verdict
 
 AGREES, DISAGREES, OPEN, MISSING = Verdict

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from experiments.synthetic import clocked, run, timed
-from quadjoint.experiments import checks_time
-from quadjoint.experiments.checks_time import (
+from quadjoint.experiments import clock, crossing, images, nested_spheres, ou, sines
+from quadjoint.experiments.claims import checks_time
+from quadjoint.experiments.claims.checks_time import (
     faster,
+    faster_on_the_whole,
     growth,
     irregular_cost,
     keeps_time,
@@ -13,6 +19,9 @@ from quadjoint.experiments.checks_time import (
     shrinks,
     similar_times,
 )
+from quadjoint.experiments.config import as_dict
+from quadjoint.experiments.records import clocked as split
+from quadjoint.experiments.records import epoch_seconds, step_seconds
 from quadjoint.experiments.verdicts import Verdict
 
 AGREES, DISAGREES, OPEN, MISSING = Verdict
@@ -67,21 +76,52 @@ def test_statements_about_large_and_small_models_are_not_judged_on_others():
 
 
 def test_the_clock_counts_at_its_widths_and_training_at_the_others():
-    clock = [clocked("a", [1.0, 1.1], width=20), clocked("b", [2.0, 2.2], width=20)]
+    in_turns = [clocked("a", [1.0, 1.1], width=20), clocked("b", [2.0, 2.2], width=20)]
     trained = timed("a", [5.0, 5.1], width=20) + timed("a", [1.0, 1.1], width=900) + timed("b", [3.0, 3.3], width=900)
-    chosen = checks_time.timed(clock + trained)
+    chosen = checks_time.timed(in_turns + trained)
     assert [(r["config"]["width"], r["config"]["study"]) for r in chosen] == [(20, "clock")] * 2 + [(900, "widths")] * 4
-    assert faster("a", "b", least=500)(clock + trained).verdict is AGREES
+    assert faster("a", "b", least=500)(in_turns + trained).verdict is AGREES
+
+
+@pytest.mark.parametrize("task", [crossing, nested_spheres, sines, ou, images])
+def test_where_the_clock_has_run_trained_runs_of_the_same_size_are_not_timed(task):
+    """With the configurations of the experiments: their runs have a batch size, the clock's lines only of images."""
+    of_images = task is images
+    config = replace(task.Config(), width=50)
+    cell = clock.Config(task=task.NAME, width=50, **({"dataset": "mnist", "batch": config.batch} if of_images else {}))
+    trained = [run("direct", result={"seconds_per_gradient": 5.0}) for _ in range(3)]
+    trained = [r | {"config": as_dict(config) | {"method": "direct", "seed": k}} for k, r in enumerate(trained)]
+    steps = {"cpu_seconds_per_gradient": 1.0, "steps": {"cpu_seconds": [1.0, 1.0], "seconds": [1.0, 1.0]}}
+    line = {"experiment": "clock", "status": "done", "config": as_dict(cell), "result": {"methods": {"direct": steps}}}
+    both = trained + split([line], task.NAME)
+    assert [step_seconds(r) for r in checks_time.timed(both)] == [1.0]
+    for r in trained:
+        r["result"] |= {"epochs": 4, "gradients": 8, "curves": {"cpu_seconds": [9.0] * 4}}
+    assert epoch_seconds(both, trained) == [[2.0] * 4] * 3  # two steps an epoch, at the pace of the clock
+    assert epoch_seconds(trained, trained) == [[9.0] * 4] * 3
+
+
+def test_faster_on_the_whole_is_an_average_over_the_widths():
+    def records(*slower: float) -> list[dict]:
+        pairs = [(m, s, 10 * k) for k, each in enumerate(slower, 1) for m, s in (("a", 1.0), ("b", each))]
+        return [clocked(m, [s, 1.01 * s, 0.99 * s], width=width) for m, s, width in pairs]
+
+    check = faster_on_the_whole("a", "b")
+    assert check(records(1.3, 1.2, 0.9)).verdict is AGREES
+    assert check(records(0.7, 0.8, 1.1)).verdict is DISAGREES
+    assert check(records(1.2)[:1]).verdict is MISSING
 
 
 def test_an_advantage_shrinks_with_the_batch():
     def records(small: float, large: float) -> list[dict]:
         pairs = [("a", 1.0, 16), ("b", small, 16), ("a", 1.0, 32), ("b", large, 32)]
-        return [clocked(m, [s, 1.01 * s, 0.99 * s], batch=batch) for m, s, batch in pairs]
+        return [clocked(m, [s, 1.01 * s, 0.99 * s], batch=batch, dataset="x") for m, s, batch in pairs]
 
     check = shrinks("a", "b", (16, 32))
     assert check(records(2.0, 1.2)).verdict is AGREES
     assert check(records(1.2, 2.0)).verdict is DISAGREES
+    assert check(records(0.9, 0.8)).verdict is OPEN  # there is no advantage that could shrink
+    assert shrinks("a", "b", (16, 32), least=200)(records(2.0, 1.2)).verdict is OPEN  # too few channels
     assert check(records(2.0, 1.9)).words.startswith(
         "b over a with 10 channels: 2.00 (2.00 to 2.00) with a batch of 16"
     )
@@ -92,10 +132,13 @@ def test_times_that_do_not_grow_with_the_width():
     def records(wide: float) -> list[dict]:
         return [clocked("a", [1.0, 1.1, 0.9]), clocked("a", [wide, 1.1 * wide, 0.9 * wide], width=90)]
 
-    assert keeps_time("a", 1.5)(records(0.8)).verdict is AGREES
-    assert keeps_time("a", 1.5)(records(3.0)).verdict is DISAGREES
-    assert keeps_time("a", 1.5)(records(1.5)).verdict is OPEN
-    assert keeps_time("a", 1.5)(records(1.0)[:1]).verdict is MISSING
+    check = keeps_time(("a", "b"), 1.5)
+    assert check(records(0.8)).verdict is AGREES
+    assert check(records(3.0)).verdict is DISAGREES
+    assert check(records(1.5)).verdict is OPEN
+    assert check(records(1.0)[:1]).verdict is MISSING
+    slow = [r | {"config": r["config"] | {"method": "b"}} for r in records(3.0)]
+    assert check(records(0.8) + slow).verdict is DISAGREES
 
 
 def test_a_neighbour_that_doubles_the_wall_clock_changes_no_verdict():
@@ -143,6 +186,28 @@ def test_linear_growth_in_the_parameters():
     wild[-1]["result"]["steps"]["cpu_seconds"][1] *= 20
     assert check(wild).verdict is OPEN
     assert check(records(1.0)[:1]).verdict is MISSING
+
+
+def test_settings_of_an_ablation_are_compared_turn_by_turn_if_the_clock_has_them():
+    def kinds(merged: float) -> list[dict]:
+        made = []
+        for times in (10, 50):
+            for spacing, seconds in (("regular", 1.0), ("merged", merged)):
+                settings = {"study": "clock of regularity", "times": times, "spacing": spacing}
+                record = clocked("a", [seconds, 1.1 * seconds, 0.9 * seconds])
+                made.append(record | {"config": record["config"] | settings})
+        return made
+
+    check = irregular_cost("regular", "merged", "a", 1.5)
+    disturbed = [
+        record
+        for times in (10, 50)
+        for spacing in ("regular", "merged")
+        for record in timed("a", [1.0, 1.1], study="regularity", times=times, spacing=spacing)
+    ]
+    assert check(disturbed).verdict is DISAGREES
+    assert check(disturbed + kinds(5.0)).verdict is AGREES
+    assert "10 times: 5.00 (5.00 to 5.00)" in check(kinds(5.0)).words
 
 
 def test_irregular_times_cost_more():

@@ -9,6 +9,7 @@ import statistics
 import pytest
 
 from quadjoint.experiments.verdicts import (
+    UNKNOWN,
     Finding,
     Interval,
     Verdict,
@@ -78,6 +79,9 @@ def test_several_checks_agree_only_together():
     assert every(yes, yes)([]).verdict is Verdict.AGREES
     assert every(yes, unsure)([]).words == "cannot tell"
     assert every(unsure, no, yes)([]).words == "disagrees"
+    partly = every(yes, lambda _: UNKNOWN)([])
+    assert partly == Finding(Verdict.UNDECIDED, "not all of it was measured")
+    assert every(lambda _: UNKNOWN)([]) == UNKNOWN
 
 
 def test_a_small_model_decides_nothing_about_large_ones():
@@ -114,7 +118,7 @@ def test_of_several_the_worst_decides():
     agrees, disagrees, open_, missing = Verdict.AGREES, Verdict.DISAGREES, Verdict.UNDECIDED, Verdict.MISSING
     assert all_of([agrees, open_, disagrees]) is disagrees
     assert all_of([agrees, open_]) is open_
-    assert all_of([agrees, missing]) is agrees
+    assert all_of([agrees, missing]) is open_  # not all of it was measured
     assert all_of([missing]) is all_of([]) is missing
 
 

@@ -3,28 +3,27 @@
 Trained runs are no fair clock: after a few epochs methods have different weights, on which solves differ in length, and
 one run may meet a busier machine than the next. Here the weights are those after ``before`` steps of training with the
 exact gradient; in every turn each method takes one step from them (forward, backward, optimiser) on the batch of that
-turn, and nobody always comes after the same neighbour.
+turn, and nobody always comes after the same neighbour. The settings of an ablation are timed in the same way.
 """
 
 from __future__ import annotations
 
 import copy
 import random
-import statistics
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from quadjoint.errors import SolveError
 from quadjoint.experiments import authors, crossing, images, nested_spheres, ou, sines
 from quadjoint.experiments import config as shared
 from quadjoint.experiments.config import Choice, RunConfig
-from quadjoint.experiments.contenders import lean
-from quadjoint.experiments.timing import Span, Stopwatch, gradient, peak_memory
-from quadjoint.experiments.training import COUNTS, Batch, Context, Progress, Task
+from quadjoint.experiments.contest import Contestant, Line, endless
+from quadjoint.experiments.records import WIDTHS
+from quadjoint.experiments.training import Context, Progress, Task
 
 NAME = "clock"
 IN_TURNS = "turns"  # what stands for the method of a run that has them all
@@ -33,14 +32,27 @@ METHODS = (*shared.METHODS, *ou.TORCHSDE, *authors.METHODS)
 OTHERS = {"ode": ou.TORCHSDE, "ou": ("adjoint", "seminorm", "paper:adjoint", "paper:seminorm")}
 TASKS: dict[str, Any] = {module.NAME: module for module in (nested_spheres, sines, images, ou, crossing)}
 TRAINER = "discrete"  # makes the weights
+# The settings that an ablation varies, the task that it is of, and the methods that take part.
+VARIED: dict[str, list[dict[str, Any]]] = {
+    WIDTHS: [{}],
+    "C": [{"c": c} for c in nested_spheres.ABLATION_C],
+    "regularity": sines.KINDS,
+    "cosines": [{"cosines": count} for count in ou.COSINES],
+}
+ABLATIONS = {
+    "C": ("nested-spheres", ("gq-paper",)),
+    "regularity": ("sines", shared.METHODS),
+    "cosines": ("ou", ("direct", "gq-paper", "gq")),
+}
 
 
 @dataclass(frozen=True)
 class Config(RunConfig):
-    """One task at one width, all methods."""
+    """One task at one width, all methods; with every setting of an ablation, if the study is one."""
 
     method: str = IN_TURNS
     task: str = "crossing"
+    study: str = WIDTHS
     dataset: str | None = None  # and the batch size, of images alone
     batch: int | None = None
     methods: str = " ".join(shared.METHODS)
@@ -49,18 +61,41 @@ class Config(RunConfig):
 
 
 def grid(choice: Choice) -> list[Config]:
-    """The cells of the preset, each with the methods that were chosen of those it knows."""
+    """The cells of the preset, each with the methods that were chosen of those it knows, then the ablations."""
     cells = {"quick": _quick, "evening": _evening, "paper": _paper}[choice.preset]()
     if choice.widths is not None:
         cells = list(dict.fromkeys(replace(cell, width=width) for cell in cells for width in choice.widths))
     made = []
-    for cell in cells:
-        left_out = OTHERS["ou" if cell.task == "ou" else "ode"]
-        methods = [m for m in choice.pick_methods(METHODS) if m not in left_out]
-        methods = [m for m in methods if choice.authors or m not in authors.METHODS]
+    for cell in [*cells, *_ablations(choice, cells)]:
+        methods = [m for m in choice.pick_methods(METHODS) if m in _contestants(cell, choice)]
         seed = choice.seeds[0] if choice.seeds else 0
         if methods:
             made.append(replace(cell, methods=" ".join(methods), seed=seed, device=choice.device))
+    return made
+
+
+def _contestants(cell: Config, choice: Choice) -> Sequence[str]:
+    """The methods that a cell knows."""
+    if cell.study != WIDTHS:
+        return ABLATIONS[cell.study][1]
+    left_out = OTHERS["ou" if cell.task == "ou" else "ode"]
+    return [m for m in METHODS if m not in left_out and (choice.authors or m not in authors.METHODS)]
+
+
+def _ablations(choice: Choice, cells: list[Config]) -> list[Config]:
+    """One cell for each ablation, at the width at which the preset trains it, from the weights of the cell there."""
+    widths = {
+        "C": max(nested_spheres.PLANS[choice.preset].study),
+        "regularity": max(sines.PLANS[choice.preset].study),
+        "cosines": ou.COSINES_WIDTH,
+    }
+    made = []
+    for study, (task, _) in ABLATIONS.items():
+        width = widths[study] if choice.widths is None else max(choice.widths)
+        like = next(
+            (cell for cell in cells if (cell.task, cell.width) == (task, width)), Config(before=cells[0].before)
+        )
+        made.append(replace(like, task=task, study=study, width=width, turns=max(5, cells[0].turns)))
     return made
 
 
@@ -86,7 +121,7 @@ def _evening() -> list[Config]:
         for width in chosen
     ]
     cells += [replace(base, task="nested-spheres", width=width) for width in (500, 1500)]
-    cells += [replace(base, task="ou", width=width) for width in (20, 50, 100)]
+    cells += [replace(base, task="ou", width=width) for width in (5, 20, 50, 100)]
     cells += [_image(base, name, batch) for name in ("mnist", "cifar10", "svhn") for batch in (16, 32)]
     wide = [_image(base, *pair) for pair in (("mnist", 16), ("mnist", 32), ("cifar10", 16))]
     slow = [_image(base, "mnist", 256), *(replace(cell, width=200) for cell in wide)]
@@ -109,99 +144,56 @@ def _image(base: Config, dataset: str, batch: int) -> Config:
     return replace(base, task="images", dataset=dataset, batch=batch, width=images.CHANNELS[0])
 
 
-def settings_of(config: Config, method: str) -> RunConfig:
+def settings_of(config: Config, method: str, varied: Mapping[str, Any]) -> RunConfig:
     """The run of the task whose steps one method is to take."""
     module = TASKS[config.task]
     chosen = {"dataset": config.dataset, "batch": config.batch}
-    base = module.Config(**{name: setting for name, setting in chosen.items() if setting is not None})
+    base = module.Config(**{name: setting for name, setting in chosen.items() if setting is not None}, **varied)
     lr = module.paper_rate(base, config.width)
     run: RunConfig = replace(base, method=method, width=config.width, seed=config.seed, device=config.device, lr=lr)
     return run
 
 
-class Contestant:
-    """A method with a model of its own, whose weights are set back before every step."""
-
-    def __init__(self, task: Task, weights: dict[str, Tensor]) -> None:
-        self.task, self.weights = task, weights
-        self.model = task.model.to(task.device)
-        self.model.load_state_dict(weights)
-        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=task.lr)
-        self.spans: list[Span] = []
-        self.facts: dict[str, Any] = {}
-
-    def first(self, batch: Batch) -> Tensor:
-        """One gradient that is not timed: what it counts goes into the facts. Returns it as one vector."""
-        counts: list[Any] = []
-
-        def loss(model: nn.Module, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Any]:
-            value, stats = self.task.loss(model, batch, generator)
-            counts.append(stats)
-            return value, stats
-
-        found = gradient(self.model.train(), loss, batch)
-        if counts[0] is not None:
-            self.facts["per_gradient"] = {name: getattr(counts[0], name, 0) or 0 for name in COUNTS}
-        return found
-
-    def step(self, batch: Batch, seed: int) -> None:
-        self.model.load_state_dict(self.weights)
-        self.model.train()
-        noise = torch.Generator().manual_seed(seed)
-        watch = Stopwatch()
-        self.optimiser.zero_grad(set_to_none=True)
-        loss, _ = self.task.loss(self.model, batch, noise)
-        loss.backward()
-        self.optimiser.step()
-        float(loss.detach())  # a device has then done its work
-        self.spans.append(watch.span())
-        self.optimiser.zero_grad(set_to_none=True)  # what others need not carry
-
-    def peak(self, batch: Batch) -> int:
-        self.model.load_state_dict(self.weights)
-        with lean():
-            return peak_memory(lambda: gradient(self.model, self.task.loss, batch), self.task.device)
-
-    def result(self) -> dict[str, Any]:
-        wall, cpu = [span.wall for span in self.spans], [span.cpu for span in self.spans]
-        return {
-            "steps": {"seconds": wall, "cpu_seconds": cpu},
-            "seconds_per_gradient": statistics.median(wall),
-            "cpu_seconds_per_gradient": statistics.median(cpu),
-            **self.facts,
-        }
-
-
 def run(config: Config, context: Context) -> dict[str, Any]:
-    names = config.methods.split()
-    if set(names) & set(authors.METHODS):
+    methods = config.methods.split()
+    if set(methods) & set(authors.METHODS):
         authors.load(context.authors)
-    weights, batches = _trained(config, context)
-    first = next(batches)
-    contestants, gradients, given_up = {}, {}, {}
-    for name in names:
-        torch.manual_seed(config.seed)
-        one = Contestant(_task(config, name, context), weights)
-        try:
-            gradients[name] = one.first(first)
-            contestants[name] = one
-        except (SolveError, torch.OutOfMemoryError) as error:
-            given_up[name] = f"{type(error).__name__}: {error}"
-    _note_mismatch(contestants, gradients)
-    line = list(contestants.values())
+    weights = _trained(config, context)
+    line = Line(_line_up(config, context, methods, weights))
+    gradients = line.each(Contestant.first)
+    if config.study == WIDTHS:
+        _note_mismatch(line.contestants, gradients)
     shuffled = random.Random(config.seed)
     for turn in range(config.turns):
-        batch = next(batches)
-        for one in shuffled.sample(line, len(line)):
-            one.step(batch, turn)
-        spent = sum(one.spans[-1].wall for one in line)
+        order = shuffled.sample(list(line.contestants), len(line.contestants))
+        line.each(methodcaller("step", turn), order)
+        spent = sum(one.spans[-1].wall for one in line.contestants.values())
         context.progress(Progress(turn + 1, config.turns, 0.0, spent))
-    for one in line:
-        one.facts["peak_memory"] = one.peak(first)
-    facts: dict[str, Any] = {"parameters": sum(w.numel() for w in weights.values())}
+    line.each(Contestant.weigh)
+    facts: dict[str, Any] = {"parameters": _parameters(line)}
     if context.authors is not None:
         facts["authors_code"] = authors.fingerprint(context.authors)
-    return {**facts, "methods": {n: one.result() for n, one in contestants.items()}, "given_up": given_up, "final": {}}
+    results = {name: one.result() for name, one in line.contestants.items()}
+    return {**facts, "methods": results, "given_up": line.given_up, "final": {}}
+
+
+def _line_up(
+    config: Config, context: Context, methods: Sequence[str], weights: dict[str, Tensor]
+) -> dict[str, Contestant]:
+    """By name; the settings that an ablation varies are part of it."""
+    made = {}
+    for method in methods:
+        for varied in VARIED[config.study]:
+            name = " ".join([method, *(f"{key}={setting}" for key, setting in varied.items())])
+            torch.manual_seed(config.seed)
+            settings = {"method": method, **varied} if varied else {}
+            made[name] = Contestant(_task(config, context, method, varied), weights, settings)
+    return made
+
+
+def _parameters(line: Line) -> int | None:
+    models = [one.model for one in line.contestants.values()]
+    return sum(p.numel() for p in models[0].parameters()) if models else None
 
 
 def _note_mismatch(contestants: dict[str, Contestant], gradients: dict[str, Tensor]) -> None:
@@ -212,17 +204,15 @@ def _note_mismatch(contestants: dict[str, Contestant], gradients: dict[str, Tens
             one.facts["gradient_mismatch"] = float((gradients[name] - wanted).norm() / wanted.norm())
 
 
-def _task(config: Config, method: str, context: Context) -> Task:
-    task: Task = TASKS[config.task].task(settings_of(config, method), context)
+def _task(config: Config, context: Context, method: str, varied: Mapping[str, Any]) -> Task:
+    task: Task = TASKS[config.task].task(settings_of(config, method, varied), context)
     return task
 
 
-def _trained(config: Config, context: Context) -> tuple[dict[str, Tensor], Iterator[Batch]]:
-    """Weights after the steps before the clock, and batches without end."""
-    task = _task(config, TRAINER, context)
-    model = task.model.to(task.device).train()
-    generator = torch.Generator().manual_seed(config.seed)
-    batches = (batch for _ in iter(int, 1) for batch in task.batches(generator))
+def _trained(config: Config, context: Context) -> dict[str, Tensor]:
+    """Weights after the steps before the clock, with the settings that the task has by default."""
+    task = _task(config, context, TRAINER, {})
+    model, batches = task.model.to(task.device).train(), endless(task)
     optimiser = torch.optim.Adam(model.parameters(), lr=task.lr)
     noise = torch.Generator().manual_seed(config.seed)
     for _ in range(config.before):
@@ -230,4 +220,4 @@ def _trained(config: Config, context: Context) -> tuple[dict[str, Tensor], Itera
         loss, _ = task.loss(model, next(batches), noise)
         loss.backward()
         optimiser.step()
-    return copy.deepcopy(model.state_dict()), batches
+    return copy.deepcopy(model.state_dict())

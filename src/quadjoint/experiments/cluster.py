@@ -56,7 +56,7 @@ def on_ray(address: str, out: Path, data: Path | None = None, authors: Path | No
 def require_ray() -> None:
     """Refuse where Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise Refusal("--ray needs Ray: pip install 'quadjoint[ray]'")
+        raise Refusal("--ray needs Ray: pip install ray")
 
 
 def _ray(address: str) -> Any:

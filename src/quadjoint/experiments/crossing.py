@@ -36,7 +36,7 @@ class Config(RunConfig):
 
 # Seeds of each width, and epochs.
 PLANS: dict[str, Plan] = {
-    "quick": Plan({5: 2, 20: 2, 100: 2, 500: 2}, epochs=100),
+    "quick": Plan({5: 2, 20: 2, 100: 2, 500: 2}, epochs=200),
     "evening": Plan({5: 10, 20: 10, 100: 10, 500: 10, 1000: 10, 2000: 2}, epochs=200),
     "paper": Plan(dict.fromkeys(LEARNING_RATES, 10), epochs=200),
 }

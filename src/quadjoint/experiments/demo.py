@@ -17,7 +17,7 @@ from quadjoint.experiments.config import METHODS
 from quadjoint.experiments.display import Board, describe, duration
 from quadjoint.experiments.execute import Job
 from quadjoint.experiments.plots import STYLES, canvas, curves, label, legend, ordered
-from quadjoint.experiments.records import Records, value
+from quadjoint.experiments.records import Records, epoch_seconds, step_seconds, value
 from quadjoint.experiments.scheduler import local, sweep
 
 SPHERES = nested_spheres.Config(width=40, epochs=25, lr=1e-2)
@@ -72,10 +72,10 @@ def demo_table(records: Records, title: str) -> Table:
     for name in ("step", "faster", "evals", "MiB", "error", "mismatch", "loss"):
         table.add_column(name, justify="right", no_wrap=True)
     found = {r["config"]["method"]: r for r in records}
-    adjoint = value(found["adjoint"], "seconds_per_gradient") if "adjoint" in found else None
+    adjoint = step_seconds(found["adjoint"]) if "adjoint" in found else None
     for method in ordered(found):
         record = found[method]
-        seconds = value(record, "seconds_per_gradient")
+        seconds = step_seconds(record)
         table.add_row(
             method,
             duration(seconds),
@@ -98,7 +98,7 @@ def demo_figure(results: store.Results) -> Figure:
     figure, axes = canvas(2, 2, width=5.0, height=3.4)
     for column, (name, title) in enumerate(TITLES.items()):
         records = results.of(name)
-        curves(axes[column], records, LOSSES[name], clock=True)
+        curves(axes[column], records, LOSSES[name], epoch_seconds(records, records))
         label(axes[column], "seconds of training", "test loss", title=title, log="xy")
         _bars(axes[2 + column], records)
     legend(figure, axes[:2])
@@ -109,7 +109,7 @@ def _bars(ax: Any, records: Records) -> None:
     """Time per step as bars, the mismatch of each gradient written at its end."""
     found = {r["config"]["method"]: r for r in records}
     methods = ordered(found)[::-1]
-    seconds = [value(found[m], "seconds_per_gradient") or 0.0 for m in methods]
+    seconds = [step_seconds(found[m]) or 0.0 for m in methods]
     bars = ax.barh(methods, seconds, color=[STYLES[m]["color"] for m in methods])
     off = [value(found[m], "gradient_mismatch") for m in methods]
     ax.bar_label(bars, [f" mismatch {x:.0e}" if x is not None else "" for x in off], fontsize=8)

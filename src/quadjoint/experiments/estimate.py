@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from quadjoint.experiments import store
+from quadjoint.experiments.clock import VARIED
 from quadjoint.experiments.config import as_dict
 from quadjoint.experiments.execute import Job
 from quadjoint.experiments.faults import ODD_RECORD
@@ -71,7 +72,8 @@ def _turns(settings: Settings) -> float:
     """A run of the clock: steps to train, then every method a step to warm up, one for its memory and its turns."""
     total = settings["before"] * _step(settings, "discrete")
     for method in settings["methods"].split():
-        total += (settings["turns"] + 3) * _step(settings, method)
+        for varied in VARIED[settings["study"]]:
+            total += (settings["turns"] + 3) * _step({**settings, **varied}, method)
     return total
 
 
@@ -231,7 +233,7 @@ def _evaluations(groups: Mapping[tuple[Any, ...], list[dict[str, Any]]]) -> dict
 
 def _rest(record: dict[str, Any]) -> float:
     """What a run did besides training; the clock's lines have steps alone."""
-    if record["config"].get("study") == CLOCK:
+    if "task" in record["config"]:
         return 0.0
     steps = _epochs_and_steps(record["config"])[1]
     return max(0.0, float(record["seconds"]) - (value(record, "seconds_per_gradient") or 0.0) * steps)

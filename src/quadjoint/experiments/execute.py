@@ -55,6 +55,7 @@ def execute(job: Job, out: Path, context: Context) -> dict[str, Any]:
     Anything else is a fault of the program and is raised.
     """
     context = replace(context, checkpoint=checkpoint_path(out, job))
+    made_by = environment()  # before anything runs: what is changed on the disk meanwhile does not run
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     clock = time.perf_counter()
     with torch.random.fork_rng():  # the caller's random state is its own
@@ -71,6 +72,6 @@ def execute(job: Job, out: Path, context: Context) -> dict[str, Any]:
         "status": status,
         "started": started,
         "seconds": max(time.perf_counter() - clock, _trained_for(result)),
-        "environment": environment(),
+        "environment": made_by | {"processes": context.team.size},
         "result": result,
     }

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from quadjoint.experiments.checks_time import timed
 from quadjoint.experiments.claims import IMAGES
+from quadjoint.experiments.claims.checks_time import timed
 from quadjoint.experiments.figures_training import (
     ablation,
     cost_figure,
@@ -33,7 +33,7 @@ from quadjoint.experiments.plots import (
     spread_out,
     style,
 )
-from quadjoint.experiments.records import Records, by, of_study, step_seconds, where
+from quadjoint.experiments.records import Records, by, by_size, of_study, step_seconds, where, with_solutions
 from quadjoint.experiments.verdicts import short
 
 
@@ -142,7 +142,7 @@ def images(records: Records, *, dataset: str) -> Drawing | None:
 
 def batch_sizes(records: Records) -> Drawing | None:
     """The time of a step for each data set, batch size and number of channels: a dot for each method."""
-    cells = by([r for r in timed(records) if "dataset" in r["config"]], "dataset", "batch", "width")
+    cells = by_size([r for r in timed(records) if r["config"].get("dataset")])
     shown = spread_out(list(cells.items()), 12)
     if len(shown) < 2:
         return None
@@ -168,10 +168,9 @@ def batch_sizes(records: Records) -> Drawing | None:
 
 def ou_solutions(records: Records, *, method: str) -> Drawing | None:
     """Gaussians fitted to true and learnt samples at some times, and sample paths from three starts."""
-    chosen = [r for r in where(of_study(records, "widths"), method=method) if "solutions" in r["result"]]
-    if not chosen:
+    record = with_solutions(records, method)
+    if record is None:
         return None
-    record = min(chosen, key=lambda r: (abs(r["config"]["width"] - 20), r["config"]["seed"]))
     shown = record["result"]["solutions"]
     figure, axes = canvas(2, 3, width=3.6, height=2.7)
     for ax, fit in zip(axes[:3], shown["fits"], strict=False):

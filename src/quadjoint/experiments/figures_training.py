@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.ticker import MaxNLocator
 
 from quadjoint.experiments import authors
-from quadjoint.experiments.checks_time import timed
+from quadjoint.experiments.claims.checks_time import timed
 from quadjoint.experiments.plots import (
     STYLES,
     Drawing,
@@ -23,7 +23,20 @@ from quadjoint.experiments.plots import (
     spread_out,
     style,
 )
-from quadjoint.experiments.records import CLOCK, Records, by, mean_and_deviation, of_study, step_seconds, value, where
+from quadjoint.experiments.records import (
+    CLOCK,
+    WIDTHS,
+    Records,
+    by,
+    epoch_seconds,
+    mean_and_deviation,
+    of_study,
+    step_seconds,
+    timed_study,
+    value,
+    where,
+    widest,
+)
 from quadjoint.experiments.verdicts import short
 
 
@@ -42,9 +55,9 @@ def own(records: Records) -> Records:
     return [r for r in records if r["config"]["method"] not in authors.METHODS]
 
 
-def seeds(records: Records) -> str:
-    """How many seeds there are, in words."""
-    counts = {len(group) for group in by(records, "method", "width").values()}
+def seeds(records: Records, *fields: str) -> str:
+    """How many seeds there are of each method and width, and of each setting of these fields, in words."""
+    counts = {len(group) for group in by(records, "method", "width", *fields).values()}
     if not counts:
         return ""
     low, high = min(counts), max(counts)
@@ -55,9 +68,8 @@ def seeds(records: Records) -> str:
 
 def how_timed(records: Records) -> str:
     """Where times come from."""
-    steps = [value(r, "steps", "seconds") for r in records] and of_study(records, CLOCK)
-    if steps:
-        turns = max(len(r["result"].get("steps", {}).get("seconds", [])) for r in steps)
+    turns = max((len(r["result"].get("steps", {}).get("seconds", [])) for r in records), default=0)
+    if turns:
         return f"the median of {turns} steps in turns from the same weights"
     return f"the median of the epochs of training, {seeds(records)}"
 
@@ -84,9 +96,11 @@ def training_figure(
     figure, axes = panels(len(plans))
     sentences = []
     for ax, (kind, chosen) in zip(axes, plans, strict=True):
+        if kind == "clock":
+            sentences.append(_time_panel(ax, chosen, loss, epoch_seconds(records, chosen)))
+            continue
         sentences.append(_panel(ax, kind, chosen, metric=(metric, metric_name, log_metric), loss=loss, width=width))
-        if kind != "clock":  # where all end at the same height
-            name_ends(ax)
+        name_ends(ax)
     legend(figure, axes)
     return Drawing(figure, f"{task}: {'; '.join(sentences)}. Lines that end together share a name.")
 
@@ -103,18 +117,23 @@ def _panel(ax: Any, kind: str, records: Records, *, metric: tuple[str, str, bool
         label(ax, "width", words, log="xy" if log else "x")
         name_settings(ax, records)
         return f"the {words} after training (mean and deviation, {seeds(records)})"
-    curves(ax, records, loss, clock=kind == "clock")
-    if kind == "clock":
-        label(ax, "seconds of training", "test loss", log="xy")
-        return "and against the time of training"
+    curves(ax, records, loss)
     label(ax, "epoch", "test loss", log="y")
     ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     return f"the test loss at width {width} against epochs (mean, {seeds(records)})"
 
 
+def _time_panel(ax: Any, records: Records, loss: str, seconds: list[list[float]]) -> str:
+    """Without names at the ends of lines, which all have the same height."""
+    curves(ax, records, loss, seconds)
+    label(ax, "seconds of training", "test loss", log="xy")
+    steady = all(len(set(each)) == 1 for each in seconds)
+    return f"and against the time of training{', every step at the pace of the clock' if steady else ''}"
+
+
 def cost_figure(records: Records, *, task: str, scale: str) -> Drawing | None:
     """What one gradient costs and how wrong it is: evaluations, memory, errors against width."""
-    everything = own([*of_study(records, CLOCK), *of_study(records, "widths", "time")])
+    everything = own([*of_study(records, CLOCK), *of_study(records, WIDTHS)])
     kinds: list[tuple[str, str, Number]] = [
         (
             "evaluations backwards",
@@ -167,14 +186,14 @@ def ablation(
     records: Records, *, study: str, field: str, name: str, metric: str, metric_name: str, task: str
 ) -> Drawing | None:
     """Time and metric against one setting, one line per method."""
-    records = of_study(records, study)
+    clocked, records = widest(timed_study(records, study)), widest(of_study(records, study))
     if not several(records, field):
         return None
     figure, axes = panels(2)
-    numbers: list[Number] = [step_seconds, number_of("final", metric)]
-    for ax, number in zip(axes, numbers, strict=True):
-        for method in ordered(r["config"]["method"] for r in records):
-            mine = where(records, method=method)
+    numbers: list[tuple[Records, Number]] = [(clocked, step_seconds), (records, number_of("final", metric))]
+    for ax, (chosen, number) in zip(axes, numbers, strict=True):
+        for method in ordered(r["config"]["method"] for r in chosen):
+            mine = where(chosen, method=method)
             settings = sorted({r["config"][field] for r in mine})
             spread = [mean_and_deviation([number(r) for r in mine if r["config"][field] == s]) for s in settings]
             words = [short(s) for s in settings]
@@ -183,25 +202,20 @@ def ablation(
             ax.errorbar(words, means, yerr=errors, label=method, capsize=2, **style(method))
     label(axes[0], name, "seconds per training step", log="y")
     label(axes[1], name, metric_name)
-    methods = ordered(r["config"]["method"] for r in records)
+    methods = ordered(r["config"]["method"] for r in (*clocked, *records))
     if len(methods) > 1:
         legend(figure, axes)
     width, epochs = records[0]["config"]["width"], records[0]["config"].get("epochs")
     return Drawing(
         figure,
-        f"{task}: the time of a step and the {metric_name} after {epochs} epochs against {name}, by "
-        f"{', '.join(methods)} at width {width} (mean and deviation, {_seeds_of(records, field)}).",
+        f"{task} at width {width}, against {name}: the time of a step ({how_timed(clocked)}), and the {metric_name} "
+        f"after {epochs} epochs (mean and deviation, {seeds(records, field)}).",
     )
-
-
-def _seeds_of(records: Records, field: str) -> str:
-    most = max(len(group) for group in by(records, "method", field).values())
-    return "one seed" if most == 1 else f"{most} seeds"
 
 
 def regularity(records: Records) -> Drawing | None:
     """Seconds per step for 10 and 50 times: regular, merged, per sample; a dot per method (of twelve cells at most)."""
-    records = of_study(records, "regularity")
+    records = widest(timed_study(records, "regularity"))
     cells = spread_out(sorted({_cell(r) for r in records}, key=_cell_order), 12)
     if len(cells) < 2:
         return None
@@ -226,14 +240,8 @@ def regularity(records: Records) -> Drawing | None:
         figure,
         f"Sines at width {width}: the time of a step with regular times, with irregular ones merged into their union "
         "as in the paper, and with a row of times for each sample. Methods that solve backwards restart at every "
-        f"time. Mean and deviation, {_seeds_of_cells(records)}.",
+        f"time. Shown is {how_timed(records)}.",
     )
-
-
-def _seeds_of_cells(records: Records) -> str:
-    counts = [len(group) for group in by(records, "method", "times", "spacing").values()]
-    low, high = min(counts), max(counts)
-    return "one seed" if high == 1 else f"{high} seeds" if low == high else f"{low} to {high} seeds"
 
 
 def _cell(record: dict[str, Any]) -> tuple[int, str]:

@@ -22,7 +22,7 @@ from quadjoint.experiments.training import Batch, Context, Task, minibatches, tr
 from quadjoint.nn import MLP
 
 NAME = "images"
-CHANNELS = (50, 200, 350, 500)
+CHANNELS = (50, 200, 350, 500)  # of the authors' plots; the paper's text has no numbers
 LEARNING_RATES = {"mnist": 1e-5, "cifar10": 6e-5, "svhn": 6e-5}
 SHORT_RATE = 1e-3  # where the epochs are too few for the paper's
 

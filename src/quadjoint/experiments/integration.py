@@ -67,7 +67,7 @@ RULES: dict[str, tuple[Callable[[int], Rule], tuple[int, ...]]] = {
     "boole": (lambda n: composite((7, 32, 12, 32, 7), n), (1, 2, 4, 8, 16)),
     "gauss": (gauss, tuple(range(1, 13))),
 }
-COUNTS = (4, 16, 64, 256)  # of Monte Carlo
+COUNTS = (5, 9, 17, 65, 257)  # of Monte Carlo, as of other rules
 METHODS = (*RULES, "monte-carlo")
 
 

@@ -26,6 +26,7 @@ TORCHSDE = ("torchsde-direct", "torchsde-adjoint")
 METHODS = (*shared.METHODS, *TORCHSDE)
 LEARNING_RATES = {5: 1e-3, 20: 5e-4, 50: 1e-4, 100: 1e-4}
 COSINES = (0, 1, 5, 10, 25, 50)
+COSINES_WIDTH = 20  # of the study of their number
 PROCESS = OrnsteinUhlenbeck(mu=0.2, theta=0.1, sigma=0.6, phi=0.15)
 
 
@@ -68,7 +69,7 @@ SIZES = {
         faster=20.0,
     ),
     # The slow ones, half an hour each, are trained once.
-    "evening": Size((20,), {"direct": 5, "gq-paper": 1, "torchsde-direct": 1, "torchsde-adjoint": 1}, {"direct": 2}),
+    "evening": Size((20,), {"direct": 5, "gq-paper": 1, "torchsde-direct": 1, "torchsde-adjoint": 1}, {"direct": 3}),
     "paper": Size(
         tuple(sorted(LEARNING_RATES)), dict.fromkeys(METHODS, 5), dict.fromkeys(("gq-paper", "gq", "discrete"), 5)
     ),
@@ -86,7 +87,9 @@ def grid(choice: Choice) -> list[Config]:
     ]
     base = replace(base, study="cosines")
     for method in choice.pick_methods(tuple(size.cosines)):
-        cells = [_at(base, method, c, size.faster) for c in choice.cells({20: size.cosines[method]}, pick=min)]
+        cells = [
+            _at(base, method, c, size.faster) for c in choice.cells({COSINES_WIDTH: size.cosines[method]}, pick=min)
+        ]
         runs += [replace(cell, cosines=cosines) for cosines in COSINES for cell in cells]
     return runs
 

@@ -11,11 +11,11 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from quadjoint.experiments import store
-from quadjoint.experiments.checks_time import log_ratio, timed
 from quadjoint.experiments.claims import CLAIMS, TITLES
+from quadjoint.experiments.claims.checks_time import log_ratio, timed
 from quadjoint.experiments.faults import ODD_RECORD
 from quadjoint.experiments.plots import Drawing, style
-from quadjoint.experiments.records import CLOCK, Records, by, of_experiment, of_study
+from quadjoint.experiments.records import CLOCK, Records, by_size, of_experiment, of_study, where
 from quadjoint.experiments.tables import TASKS, size_label
 from quadjoint.experiments.verdicts import UNKNOWN, Claim, Finding, Interval, Verdict, plain
 
@@ -27,16 +27,17 @@ ROLES = {"adjoint": ("adjoint", "torchsde-adjoint"), "direct": ("direct", "torch
 def findings(name: str, results: store.Results) -> list[tuple[Claim, Finding]]:
     """The statements on an experiment, each checked on its records."""
     records = of_experiment(results, name)
-    gave_up = sum(r["experiment"] == name and r["status"] != "done" for r in results.records)
-    return [(claim, _checked(claim, records, gave_up)) for claim in CLAIMS.get(name, [])]
+    failed = [r for r in results.records if r["experiment"] == name and r["status"] != "done"]
+    return [(claim, _checked(claim, records, failed)) for claim in CLAIMS.get(name, [])]
 
 
-def _checked(claim: Claim, records: Records, gave_up: int) -> Finding:
-    """The verdict; a statement on what was trained does not agree if runs gave up."""
+def _checked(claim: Claim, records: Records, failed: Records) -> Finding:
+    """The verdict; a statement on what was trained does not agree if runs that it is about gave up."""
     try:
-        found = claim.check(records)
+        found = claim.check(where(records, **claim.about))
     except ODD_RECORD:
         return UNKNOWN
+    gave_up = len(where(failed, **claim.about))
     if not claim.trained or not gave_up or found.verdict is Verdict.MISSING:
         return found
     verdict = Verdict.UNDECIDED if found.verdict is Verdict.AGREES else found.verdict
@@ -65,7 +66,7 @@ def rows(results: store.Results) -> list[Row]:
 
 def _rows_of(task: str, records: Records) -> list[Row]:
     made = []
-    for (dataset, batch, width), group in by(records, "dataset", "batch", "width").items():
+    for (dataset, batch, width), group in by_size(records).items():
         ratios = _ratios(task, group)
         if ratios:
             label = size_label(task, dataset, batch, width)

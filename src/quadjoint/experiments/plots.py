@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from quadjoint.experiments.records import Record, Records, mean_and_deviation, on_one_thread
+from quadjoint.experiments.records import Record, Records, mean_and_deviation
 from quadjoint.experiments.verdicts import short
 
 T = TypeVar("T")
@@ -146,36 +147,26 @@ def name_settings(ax: Axes, records: Records, field: str = "width") -> None:
     ax.set_xticks([], minor=True)
 
 
-def curves(ax: Axes, records: Records, name: str, *, clock: bool) -> None:
-    """Mean curve over seeds against epochs or against the seconds of training so far."""
+def curves(ax: Axes, records: Records, name: str, seconds: Sequence[Sequence[float]] | None = None) -> None:
+    """Mean curve over seeds against epochs, or against the time so far if ``seconds`` has that of each run's epochs."""
     ends = []
+    runs = list(zip(records, seconds or [[]] * len(records), strict=True))
     for method in ordered(r["config"]["method"] for r in records):
-        mine = [(r, r["result"].get("curves", {})) for r in records if r["config"]["method"] == method]
-        mine = [(r, c) for r, c in mine if c.get(name) and c.get("seconds")]
+        mine = [
+            (r["result"].get("curves", {}).get(name), spent) for r, spent in runs if r["config"]["method"] == method
+        ]
+        mine = [(curve, spent) for curve, spent in mine if curve and (spent or seconds is None)]
         if not mine:
             continue
-        length = min(len(c[name]) for _, c in mine)
-        y = [mean_and_deviation([c[name][i] for _, c in mine])[0] for i in range(length)]
-        times = [_times(r, c) for r, c in mine]
-        seconds = [mean_and_deviation([t[i] for t in times])[0] for i in range(min(length, *map(len, times)))]
-        x = _running_sum(seconds) if clock else list(range(1, length + 1))
+        length = min(len(part) for pair in mine for part in pair if part)
+        y = [mean_and_deviation([curve[i] for curve, _ in mine])[0] for i in range(length)]
+        x: Sequence[float] = range(1, length + 1)
+        if seconds is not None:
+            x = list(itertools.accumulate(mean_and_deviation([s[i] for _, s in mine])[0] for i in range(length)))
         look = style(method) | {"marker": STYLES.get(method, {}).get("marker", "."), "markevery": max(1, length // 8)}
-        ax.plot(x, y[: len(x)], label=method, **look)
-        ends.append((method, x[-1], y[len(x) - 1]))
+        ax.plot(x, y, label=method, **look)
+        ends.append((method, x[-1], y[-1]))
     remember_ends(ax, ends)
-
-
-def _times(record: Record, found: dict[str, Any]) -> list[float]:
-    spent = found.get("cpu_seconds") if on_one_thread(record) else None
-    return list(spent or found["seconds"])
-
-
-def _running_sum(values: Iterable[float]) -> list[float]:
-    total, sums = 0.0, []
-    for number in values:
-        total += number
-        sums.append(total)
-    return sums
 
 
 # Names at the ends of lines -------------------------------------------------------------------------------

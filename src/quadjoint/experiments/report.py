@@ -19,6 +19,7 @@ from quadjoint.experiments.page import claims_table, document, figure, folded, l
 from quadjoint.experiments.pictures import OVERVIEW, Picture, pictures
 from quadjoint.experiments.records import CLOCK, Records, of_experiment, set_apart
 from quadjoint.experiments.tables import all_cells, authors_table, authors_words, published_tables
+from quadjoint.experiments.timing import short_commit
 from quadjoint.experiments.verdicts import RULE, Claim, Verdict, short
 
 BASELINES = (
@@ -28,6 +29,14 @@ BASELINES = (
     "theirs is one mean over all of them: the adjoint takes as many steps or more. And gq-paper evaluates several "
     "nodes as a stack, theirs one after another: GQ is quicker. So GQ’s speed-up over the adjoint need not be that of "
     "the paper."
+)
+SETTINGS = (
+    "Settings are the paper’s unless this page says otherwise. Its times are those of whole trainings on a GPU, these "
+    "of a training step on one thread of a CPU. aca and mali are this library’s own, and aca solves forwards as direct "
+    "does. Of the toy gradients, the first figure has the tolerance and the C that the paper names, the second those "
+    "that are the default of the authors’ code. Training paths of the Ornstein-Uhlenbeck process are drawn from their "
+    "exact law, where the authors solve the SDE. Channels of the image models are those of the authors’ plots, as the "
+    "paper’s text has no numbers."
 )
 
 
@@ -111,7 +120,7 @@ def _contents(results: store.Results) -> str:
 
 def _authors(results: store.Results, problems: list[str]) -> list[str]:
     """How our baselines differ from the authors', with their code's times where it has run."""
-    parts = ['<h2 id="baselines">Our baselines and the authors’</h2>', paragraph(BASELINES)]
+    parts = ['<h2 id="baselines">Our baselines and the authors’</h2>', paragraph(BASELINES), paragraph(SETTINGS)]
     try:
         made, words = authors_table(results), authors_words(results)
     except ODD_RECORD as error:
@@ -138,11 +147,25 @@ def _experiment(name: str, results: store.Results, drawn: Mapping[str, Picture],
         *_tables(name, records, problems),
         claims_table("we say", [pair for pair in checked if pair[0].ours]),
     ]
-    failed = [r for r in results.records if r["experiment"] == name and r["status"] != "done"]
-    if failed:
-        rows = [(r["key"], r["result"].get("reason", "")) for r in failed]
-        parts.append(folded(f"Runs that gave up: {len(failed)}", table(("run", "why it gave up"), rows)))
+    if rows := [*_failed(name, results), *_given_up(name, results)]:
+        parts.append(folded(f"Gave up: {len(rows)}", table(("run", "why it gave up"), rows)))
     return [part for part in [*parts, _settings(results.of(name))] if part]
+
+
+def _failed(name: str, results: store.Results) -> list[tuple[str, str]]:
+    """Runs that gave up, and why."""
+    failed = [r for r in results.records if r["experiment"] == name and r["status"] != "done"]
+    return [(r["key"], r["result"].get("reason", "")) for r in failed]
+
+
+def _given_up(name: str, results: store.Results) -> list[tuple[str, str]]:
+    """Contestants of the clock on this task that gave up, and why."""
+    rows = []
+    for record in results.of(CLOCK):
+        given_up = record["result"].get("given_up")
+        if record["config"].get("task") == name and isinstance(given_up, dict):
+            rows += [(f"{record['key']}: {method}", str(why)) for method, why in given_up.items()]
+    return rows
 
 
 def _unmeasured(claims: list[Claim]) -> str:
@@ -211,7 +234,7 @@ def _machine(record: dict[str, Any]) -> dict[str, str]:
     found = found if isinstance(found, dict) else {}
     versions = found.get("versions") if isinstance(found.get("versions"), dict) else {}
     return {
-        "commit": _short(str(found.get("commit"))),
+        "commit": short_commit(str(found.get("commit"))),
         "quadjoint": str((versions or {}).get("quadjoint")),
         "torch": str((versions or {}).get("torch")),
         "torchsde": str((versions or {}).get("torchsde")),
@@ -220,8 +243,3 @@ def _machine(record: dict[str, Any]) -> dict[str, str]:
         "cores": str(found.get("cores")),
         "threads per run": str(found.get("threads")),
     }
-
-
-def _short(commit: str) -> str:
-    """The first twelve digits; a ``+`` says that files differed from the commit."""
-    return commit[:12] + ("+" if commit.endswith("+") and len(commit) > 12 else "")

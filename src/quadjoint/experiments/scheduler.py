@@ -26,6 +26,8 @@ import torch
 from quadjoint.experiments import store
 from quadjoint.experiments.execute import Job, checkpoint_path, execute
 from quadjoint.experiments.faults import Halt, Refusal
+from quadjoint.experiments.registry import NAMES, experiment
+from quadjoint.experiments.timing import environment
 from quadjoint.experiments.training import Context, Progress
 from quadjoint.experiments.workers import Team
 
@@ -197,6 +199,9 @@ def _serve(pipe: Connection, lifeline: Connection, out: Path, data: Path | None,
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
     torch.set_num_threads(1)
+    for name in NAMES:  # all code is that of now, and of the commit of now
+        experiment(name)
+    environment()
     said = 0.0
 
     def tell(progress: Progress) -> None:
@@ -249,10 +254,13 @@ def _environment(**values: str) -> Iterator[None]:
 
 
 def together(team: Team, out: Path, data: Path | None = None, authors: Path | None = None) -> Backend:
-    """One run after the other in this process, each shared by torchrun's team."""
+    """One run after the other in this process, each shared by torchrun's team; those that must be alone are refused."""
 
     def run(jobs: list[Job]) -> Generator[Event, None, None]:
         for job in jobs:
+            if job.alone:
+                yield Event("failed", job, message="the clock times one process; run it without torchrun")
+                continue
             yield Event("started", job)
             record = execute(job, out, Context(data=data, authors=authors, team=team))
             team.wait()

@@ -21,6 +21,7 @@ from quadjoint.nn import SecondOrder, TimeMLP
 NAME = "sines"
 LEARNING_RATES = {5: 2e-2, 20: 8e-3, 200: 5e-4, 1000: 3e-5, 2000: 1e-5}
 SPACINGS = ("regular", "merged", "per-sample")
+KINDS: list[dict[str, Any]] = [{"times": times, "spacing": spacing} for times in (10, 50) for spacing in SPACINGS]
 END = 2 * torch.pi
 
 
@@ -55,7 +56,7 @@ def grid(choice: Choice) -> list[Config]:
     runs = [_at(base, method, cell) for cell in choice.cells(plan.seeds) for method in methods]
     base = replace(base, study="regularity", epochs=plan.study_epochs)
     cells = choice.cells(plan.study, pick=max)
-    kinds = [replace(base, times=times, spacing=spacing) for times in (10, 50) for spacing in SPACINGS]
+    kinds = [replace(base, **kind) for kind in KINDS]
     compared = methods if choice.preset == "paper" else [m for m in methods if m not in DEAR]
     return runs + [
         _at(kind, method, cell)

@@ -7,11 +7,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from quadjoint.experiments import store
-from quadjoint.experiments.checks_time import as_ratio, log_ratio
 from quadjoint.experiments.claims import IMAGES
+from quadjoint.experiments.claims.checks_time import as_ratio, log_ratio
 from quadjoint.experiments.plots import STYLES, ordered
 from quadjoint.experiments.published import OU_COSINES, SINES_REGULARITY, SPHERES_C
-from quadjoint.experiments.records import CLOCK, Records, by, of_experiment, of_study, step_seconds, value, where
+from quadjoint.experiments.records import (
+    CLOCK,
+    Records,
+    by,
+    by_size,
+    of_experiment,
+    of_study,
+    step_seconds,
+    timed_study,
+    value,
+    where,
+    widest,
+)
 from quadjoint.experiments.verdicts import plain, short, spread
 
 TASKS = ("crossing", "nested-spheres", "sines", "ou", "images")
@@ -25,10 +37,10 @@ def published_tables(name: str, records: Records) -> list[Table]:
 
 
 def _spheres(records: Records) -> list[Table]:
-    ours = of_study(records, "C")
+    ours, timed = widest(of_study(records, "C")), widest(timed_study(records, "C"))
     if not ours:
         return []
-    base = _step(where(ours, c=1e-3), "gq-paper")
+    base = _step(where(timed, c=1e-3), "gq-paper")
     rows: list[Sequence[object]] = []
     for c, (seconds, _, accuracy, deviation) in SPHERES_C.items():
         mine = where(ours, c=c)
@@ -36,7 +48,7 @@ def _spheres(records: Records) -> list[Table]:
             (
                 short(c),
                 f"{seconds / SPHERES_C[1e-3][0]:.2f}",
-                _ratio(_step(mine, "gq-paper"), base),
+                _ratio(_step(where(timed, c=c), "gq-paper"), base),
                 f"{accuracy:.1f} ± {deviation:.1f}",
                 _spread(mine, "final", "test_accuracy"),
                 _spread(mine, "gradient_error"),
@@ -52,10 +64,10 @@ def _spheres(records: Records) -> list[Table]:
 
 
 def _sines(records: Records) -> list[Table]:
-    ours = of_study(records, "regularity")
+    ours, timed = widest(of_study(records, "regularity")), widest(timed_study(records, "regularity"))
     if not ours:
         return []
-    methods = ordered(r["config"]["method"] for r in ours)
+    methods = ordered(r["config"]["method"] for r in timed)
     rows: list[Sequence[object]] = []
     for times in (10, 50):
         for spacing in ("regular", "merged", "per-sample"):
@@ -63,9 +75,7 @@ def _sines(records: Records) -> list[Table]:
             first = SINES_REGULARITY[times, "regular"][0]
             row: list[object] = [f"{times} {spacing}", f"{paper[0] / first:.2f}" if paper else ""]
             for method in methods:
-                cell = where(where(ours, times=times), spacing=spacing)
-                base = where(where(ours, times=times), spacing="regular")
-                seconds = [_step(part, method) for part in (cell, base)]
+                seconds = [_step(where(timed, times=times, spacing=s), method) for s in (spacing, "regular")]
                 row.append(_ratio(*seconds))
             rows.append(row)
     head = ("times", "paper: GQ", *(f"ours: {m}" for m in methods))
@@ -88,28 +98,29 @@ def _sines_error(ours: Records) -> Table:
 
 
 def _ou(records: Records) -> list[Table]:
-    ours = of_study(records, "cosines")
-    rows: list[Sequence[object]] = []
-    for method in ordered(r["config"]["method"] for r in ours):
-        mine = [r for r in ours if r["config"]["method"] == method]
-        base = _step(where(mine, cosines=0), method)
-        for cosines, (minutes, _, kl, deviation) in OU_COSINES.items():
-            cell = where(mine, cosines=cosines)
-            rows.append(
-                (
-                    cosines,
-                    f"{minutes / OU_COSINES[0][0]:.2f}",
-                    _ratio(_step(cell, method), base),
-                    f"{kl:.4f} ± {deviation:.4f}",
-                    _spread(cell, "final", "test_kl"),
-                    method,
-                )
-            )
-    if not rows:
+    ours, timed = widest(of_study(records, "cosines")), widest(timed_study(records, "cosines"))
+    if not ours:
         return []
-    head = ("cosines", "paper: time", "ours: time", "paper: KL", "ours: KL", "ours: method")
+    trained, clocked = (ordered(r["config"]["method"] for r in part) for part in (ours, timed))
+    rows: list[Sequence[object]] = []
+    for cosines, (minutes, _, kl, deviation) in OU_COSINES.items():
+        here = where(ours, cosines=cosines)
+        rows.append(
+            (
+                cosines,
+                f"{minutes / OU_COSINES[0][0]:.2f}",
+                *(_ratio(*(_step(where(timed, cosines=n), m) for n in (cosines, 0))) for m in clocked),
+                f"{kl:.4f} ± {deviation:.4f}",
+                *(_spread(where(here, method=m), "final", "test_kl") for m in trained),
+            )
+        )
+    times, kls = (tuple(f"ours: {words}, {m}" for m in part) for words, part in (("time", clocked), ("KL", trained)))
+    head = ("cosines", "paper: time", *times, "paper: KL", *kls)
     epochs = ours[0]["config"].get("epochs")
-    caption = f"Number of cosines, width 20; times over the first row; the paper after 100 epochs, ours after {epochs}"
+    caption = (
+        f"Number of cosines, width {ours[0]['config']['width']}; times over the first row; the paper’s GQ after 100 "
+        f"epochs, ours after {epochs}"
+    )
     return [(caption, head, rows)]
 
 
@@ -132,7 +143,7 @@ def authors_table(results: store.Results) -> Table | None:
     """What the authors' GQ gains over their adjoint, and ours over ours; None if theirs did not run."""
     rows: list[Sequence[object]] = []
     for task in TASKS:
-        cells = by(of_study(of_experiment(results, task), CLOCK), "dataset", "batch", "width")
+        cells = by_size(of_study(of_experiment(results, task), CLOCK))
         for (dataset, batch, width), group in cells.items():
             theirs, ours = log_ratio(group, "paper:gq", "paper:adjoint"), log_ratio(group, "gq-paper", "adjoint")
             quicker = log_ratio(group, "gq-paper", "paper:gq")
@@ -156,7 +167,7 @@ def authors_words(results: store.Results) -> str:
         logs = [
             found.middle
             for task in TASKS
-            for group in by(of_study(of_experiment(results, task), CLOCK), "dataset", "batch", "width").values()
+            for group in by_size(of_study(of_experiment(results, task), CLOCK)).values()
             if (found := log_ratio(group, ours, theirs)) is not None
         ]
         if logs:
@@ -189,7 +200,8 @@ def all_cells(records: Records) -> tuple[Sequence[str], list[Sequence[object]]] 
     numbers = ("s per step", "wall s", "backward evals", "peak MiB", "gradient error", "mismatch")
     head = (*fields, "width", "method", "runs", *numbers, *metrics)
     groups = sorted(by(timed, *fields, "width", "method").items(), key=_order)
-    return head, [_row(key, group, metrics) for key, group in groups]
+    clocked = any("steps" in r["result"] for r in timed)  # then its peaks count: all methods from the same weights
+    return head, [_row(key, group, metrics, clocked=clocked) for key, group in groups]
 
 
 def _varies(records: Records, field: str) -> bool:
@@ -201,8 +213,8 @@ def _order(item: tuple[tuple[Any, ...], Records]) -> tuple[Any, ...]:
     return (*map(str, cell), width, ordered([*STYLES, method]).index(method))
 
 
-def _row(key: tuple[Any, ...], group: Records, metrics: list[str]) -> Sequence[object]:
-    peaks = [peak / 2**20 for r in group if (peak := value(r, "peak_memory"))]
+def _row(key: tuple[Any, ...], group: Records, metrics: list[str], *, clocked: bool) -> Sequence[object]:
+    peaks = [peak / 2**20 for r in group if (peak := value(r, "peak_memory")) and ("steps" in r["result"]) == clocked]
     steps = [seconds for r in group if (seconds := step_seconds(r))]
     cells = [
         spread(steps),

@@ -34,7 +34,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Stopwatch:
-    """Runs from its making. The time of the thread is what a busy neighbour does not change."""
+    """Runs from its making.
+
+    A neighbour that takes the processor adds nothing to the time of the thread; one that shares its caches does.
+    """
 
     wall: float = field(default_factory=time.perf_counter)
     cpu: float = field(default_factory=time.thread_time)
@@ -72,11 +75,16 @@ def peak_memory(work: Callable[[], object], device: str = "cpu") -> int:
     return peak
 
 
-def gradient(model: nn.Module, loss: Callable[..., tuple[Tensor, Any]], batch: tuple[Tensor, ...]) -> Tensor:
-    """The gradient of the batch's loss in all parameters, as one vector."""
+def differentiate(model: nn.Module, loss: Callable[..., tuple[Tensor, Any]], batch: tuple[Tensor, ...]) -> None:
+    """Put the gradient of the batch's loss into the parameters' ``grad``."""
     model.zero_grad(set_to_none=True)
     value, _ = loss(model, batch, torch.Generator().manual_seed(0))
     value.backward()
+
+
+def gradient(model: nn.Module, loss: Callable[..., tuple[Tensor, Any]], batch: tuple[Tensor, ...]) -> Tensor:
+    """The gradient of the batch's loss in all parameters, as one vector."""
+    differentiate(model, loss, batch)
     parts = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
     return torch.cat([part.flatten() for part in parts])
 
@@ -120,22 +128,22 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "commit": _commit(),
-        "versions": {name: _version(name) for name in ("quadjoint", "torch", "numpy", "torchsde", "scipy")},
+        "commit": commit(),
+        "versions": {name: version(name) for name in ("quadjoint", "torch", "numpy", "torchsde", "scipy")},
     }
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of the checkout that this code runs from, ``+`` after it if files differ from it."""
     here = Path(__file__).resolve().parent
 
@@ -150,7 +158,12 @@ def _commit() -> str | None:
         return None
 
 
-def _processor() -> str:
+def short_commit(commit: str) -> str:
+    """The first twelve digits; a ``+`` says that files differed from the commit."""
+    return commit[:12] + ("+" if commit.endswith("+") and len(commit) > 12 else "")
+
+
+def processor() -> str:
     if sys.platform == "linux":
         try:
             for line in Path("/proc/cpuinfo").read_text().splitlines():

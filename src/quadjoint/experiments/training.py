@@ -23,7 +23,7 @@ from quadjoint.errors import SolveError
 from quadjoint.experiments.contenders import lean
 from quadjoint.experiments.faults import ODD_RECORD, Halt
 from quadjoint.experiments.files import write_whole
-from quadjoint.experiments.timing import Span, Stopwatch, gradient, gradient_errors, peak_memory
+from quadjoint.experiments.timing import Span, Stopwatch, differentiate, environment, gradient_errors, peak_memory
 from quadjoint.experiments.workers import Team
 
 Batch = tuple[Tensor, ...]
@@ -131,10 +131,11 @@ class _State:
             "curves": self.curves,
             "counts": self.counts,
             "gradient": self.gradient,
+            "commit": environment()["commit"],
         }
 
     def restore(self, saved: Any) -> bool:
-        """Go on from a checkpoint; False, with the state spoilt, if it is not one of this run."""
+        """Go on from a checkpoint; False, with the state spoilt, if it is not one of this run by this code."""
         try:
             self.model.load_state_dict(saved["model"])
             self.optimiser.load_state_dict(saved["optimiser"])
@@ -142,7 +143,7 @@ class _State:
             torch.set_rng_state(saved["global_generator"])
             for name in ("epoch", "gradients", "curves", "counts", "gradient"):
                 setattr(self, name, saved[name])
-            return "cpu_seconds" in self.curves  # older versions did not keep it
+            return bool(saved["commit"] == environment()["commit"])  # the curve of one code, not of two
         except (*ODD_RECORD, RuntimeError):
             return False
 
@@ -223,7 +224,7 @@ def _warm_up(task: Task, model: nn.Module) -> None:
     """
     before = copy.deepcopy(model.state_dict())
     generator = torch.Generator().manual_seed(task.seed)
-    gradient(model.train(), task.loss, next(iter(task.batches(generator))))
+    differentiate(model.train(), task.loss, next(iter(task.batches(generator))))
     model.load_state_dict(before)  # normalisation layers have counted the batch
     model.zero_grad(set_to_none=True)
 
@@ -274,7 +275,7 @@ def _single_gradient(task: Task, state: _State, initial: nn.Module) -> dict[str,
     batch = next(iter(task.batches(generator)))
     model = copy.deepcopy(state.model).train()  # batch statistics of normalisation layers will move
     with lean():
-        peak = peak_memory(lambda: gradient(model, task.loss, batch), task.device)
+        peak = peak_memory(lambda: differentiate(model, task.loss, batch), task.device)
     measured: dict[str, Any] = {"peak_memory": peak}
     if task.check is not None:
         with contextlib.suppress(SolveError):  # a method that cannot solve it has no error to report

@@ -1,7 +1,7 @@
 """Verdicts on statements that know the noise of what was measured.
 
-Every number that a statement is about is a mean with its 95 % confidence interval (Student's t) over seeds or over
-repeated steps. A statement agrees if it holds over the whole interval, disagrees if it holds nowhere in it, and
+Every number that a statement is about is a mean with its 95 % confidence interval (Student's t) over seeds, repeated
+steps or end times. A statement agrees if it holds over the whole interval, disagrees if it holds nowhere in it, and
 otherwise the runs cannot tell.
 """
 
@@ -10,16 +10,16 @@ from __future__ import annotations
 import enum
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from quadjoint.experiments.records import Records
 
 THEIRS = "gq-paper"  # the paper's method
 RULE = (
     "A statement agrees if it holds over the whole 95 % confidence interval of what was measured (Student’s t over "
-    "seeds or over repeated steps; a method with one seed has the spread of the others), disagrees if it holds nowhere "
-    "in the interval, and otherwise these runs cannot tell."
+    "seeds, over repeated steps or, for the exponential, over end times; a method with one seed has the spread of the "
+    "others), disagrees if it holds nowhere in the interval, and otherwise these runs cannot tell."
 )
 # Half of the 95 % interval in standard errors, by degrees of freedom from 1 to 30.
 _STUDENT = (
@@ -43,18 +43,23 @@ class Finding:
     words: str
 
 
+Check = Callable[[Records], Finding]
+
+
 @dataclass(frozen=True)
 class Claim:
     """A statement, what it is taken to mean, and its check on the records; the paper's, unless it is ours.
 
-    If it is about what was ``trained``, runs that gave up belong to it.
+    ``about`` are settings of the runs that it is about, such as the data set. If it is about what was ``trained``,
+    those of them that gave up belong to it.
     """
 
     statement: str
-    check: Callable[[Records], Finding]
+    check: Check
     meaning: str = ""
     ours: bool = False
     trained: bool = False
+    about: Mapping[str, object] = field(default_factory=dict)
 
 
 UNKNOWN = Finding(Verdict.MISSING, "no runs here that could tell")
@@ -66,7 +71,6 @@ class Interval:
 
     middle: float
     half: float = 0.0
-    count: int = 1
 
     @property
     def low(self) -> float:
@@ -78,7 +82,7 @@ class Interval:
 
     def __sub__(self, other: Interval) -> Interval:
         """The difference of two that are independent."""
-        return Interval(self.middle - other.middle, math.hypot(self.half, other.half), min(self.count, other.count))
+        return Interval(self.middle - other.middle, math.hypot(self.half, other.half))
 
 
 def student(freedom: int) -> float:
@@ -98,9 +102,9 @@ def interval(numbers: Iterable[float]) -> Interval:
     """
     found = list(numbers)
     if len(found) < 2:
-        return Interval(found[0] if found else math.nan, math.inf, len(found))
+        return Interval(found[0] if found else math.nan, math.inf)
     error = statistics.stdev(found) / math.sqrt(len(found))
-    return Interval(statistics.fmean(found), student(len(found) - 1) * error, len(found))
+    return Interval(statistics.fmean(found), student(len(found) - 1) * error)
 
 
 def difference(one: Sequence[float], other: Sequence[float], further: Iterable[Sequence[float]] = ()) -> Interval:
@@ -119,7 +123,7 @@ def difference(one: Sequence[float], other: Sequence[float], further: Iterable[S
     square = sum(w * statistics.variance(group) for w, group in zip(weights, several, strict=True)) / sum(weights)
     error = math.sqrt(square * (1 / len(one) + 1 / len(other)))
     freedom = max(len(one) + len(other) - 2, *(len(group) - 1 for group in further), 0)
-    return Interval(middle, student(freedom) * error, min(len(one), len(other)))
+    return Interval(middle, student(freedom) * error)
 
 
 def above(found: Interval, threshold: float) -> Verdict:
@@ -145,39 +149,47 @@ def within(found: Interval, low: float, high: float) -> Verdict:
 
 
 def all_of(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict on several statements at once: one that fails decides, then one that is open."""
-    found = [v for v in verdicts if v is not Verdict.MISSING]
-    if not found:
+    """The verdict on several statements at once: one that fails decides, then one that is open or not measured.
+
+    >>> all_of([Verdict.AGREES, Verdict.MISSING]), all_of([Verdict.MISSING])
+    (<Verdict.UNDECIDED: 'cannot tell'>, <Verdict.MISSING: 'not measured'>)
+    """
+    found = set(verdicts)
+    if not found - {Verdict.MISSING}:
         return Verdict.MISSING
-    for worst in (Verdict.DISAGREES, Verdict.UNDECIDED):
-        if worst in found:
-            return worst
-    return Verdict.AGREES
+    if Verdict.DISAGREES in found:
+        return Verdict.DISAGREES
+    return Verdict.AGREES if found == {Verdict.AGREES} else Verdict.UNDECIDED
 
 
-def opposite(check: Callable[[Records], Finding]) -> Callable[[Records], Finding]:
+def negated(verdict: Verdict) -> Verdict:
+    """The verdict on the contrary."""
+    return {Verdict.AGREES: Verdict.DISAGREES, Verdict.DISAGREES: Verdict.AGREES}.get(verdict, verdict)
+
+
+def opposite(check: Check) -> Check:
     """The check of the contrary, on the same numbers."""
-    turned = {Verdict.AGREES: Verdict.DISAGREES, Verdict.DISAGREES: Verdict.AGREES}
 
     def contrary(records: Records) -> Finding:
         finding = check(records)
-        return Finding(turned.get(finding.verdict, finding.verdict), finding.words)
+        return Finding(negated(finding.verdict), finding.words)
 
     return contrary
 
 
-def every(*checks: Callable[[Records], Finding]) -> Callable[[Records], Finding]:
+def every(*checks: Check) -> Check:
     """All of these at once; the words are those of the check that decides."""
 
     def check(records: Records) -> Finding:
         found = [one(records) for one in checks]
         verdict = all_of(finding.verdict for finding in found)
-        return next((finding for finding in found if finding.verdict is verdict), UNKNOWN)
+        words = next((finding.words for finding in found if finding.verdict is verdict), "not all of it was measured")
+        return UNKNOWN if verdict is Verdict.MISSING else Finding(verdict, words)
 
     return check
 
 
-def of_large_models(check: Callable[[Records], Finding], study: str, least: int) -> Callable[[Records], Finding]:
+def of_large_models(check: Check, study: str, least: int) -> Check:
     """Of a statement about large models: on smaller ones than this the numbers are shown and decide nothing."""
 
     def guarded(records: Records) -> Finding:
@@ -190,9 +202,7 @@ def of_large_models(check: Callable[[Records], Finding], study: str, least: int)
     return guarded
 
 
-def with_seeds(
-    study: str, methods: Sequence[str], make: Callable[[str], Callable[[Records], Finding]]
-) -> Callable[[Records], Finding]:
+def with_seeds(study: str, methods: Sequence[str], make: Callable[[str], Check]) -> Check:
     """The check of the first of these methods that has two seeds or more in the study; else of the first there is."""
 
     def check(records: Records) -> Finding:
@@ -204,11 +214,6 @@ def with_seeds(
         return make(known[0])(records) if known else UNKNOWN
 
     return check
-
-
-def only(check: Callable[[Records], Finding], **fields: object) -> Callable[[Records], Finding]:
-    """The check on those records whose configuration has these values."""
-    return lambda records: check([r for r in records if all(r["config"].get(k) == v for k, v in fields.items())])
 
 
 # Numbers as people write them ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Statements about evaluations, memory, errors of gradients and of integrals, checked."""
+"""Statements about how accurate gradients, integrals and learnt distributions are, checked."""
 
 from __future__ import annotations
 
@@ -7,130 +7,56 @@ import math
 import statistics
 from collections.abc import Callable
 
-from quadjoint.experiments.checks_time import timed
-from quadjoint.experiments.records import Records, by, of_study, value, where
+from quadjoint.experiments.records import CLOCK, Records, by, of_study, value, where, with_solutions
 from quadjoint.experiments.verdicts import (
     UNKNOWN,
+    Check,
     Finding,
     Interval,
     Verdict,
     above,
     all_of,
     interval,
+    negated,
     plain,
-    ranged,
     short,
     within,
 )
 
-Check = Callable[[Records], Finding]
-MOST_NODES = 64  # of the paper's method, between two observations
 
-
-def evaluations(method: str, low: float, high: float, *, of: str = "backward_evaluations") -> Check:
-    """Evaluations of the backward pass over those of the forward pass lie between the two, over all trained runs.
-
-    Of the paper's method, evaluations at nodes are counted apart from those of the backward solve. Runs that reached
-    the largest number of nodes say nothing about their share.
-    """
+def same_gradients(methods: tuple[str, ...], limit: float) -> Check:
+    """From the same weights, the methods' gradients differ from direct's by less than the limit, at every width."""
 
     def check(records: Records) -> Finding:
-        shares = []
-        for record in where(of_study(records, "widths"), method=method):
-            forward, found = (value(record, "per_gradient", name) for name in ("forward_evaluations", of))
-            nodes = value(record, "per_gradient", "quadrature_nodes") or 0.0
-            if forward and found is not None and nodes < MOST_NODES:
-                shares.append((found - nodes if of == "backward_evaluations" else found) / forward)
-        if not shares:
+        found = {
+            (r["config"]["method"], r["config"]["width"]): off
+            for r in of_study(records, CLOCK)
+            if r["config"]["method"] in methods and (off := value(r, "gradient_mismatch")) is not None
+        }
+        if not found:
             return UNKNOWN
-        share = interval(shares)
-        return Finding(within(share, low, high), f"{ranged(share)} of the forward ones, over {len(shares)} runs")
+        method, width = max(found, key=lambda cell: found[cell])
+        words = f"the furthest from direct’s: {method}’s at width {width}, by {plain(100 * found[method, width])} %"
+        return Finding(all_of(within(Interval(off), -limit, limit) for off in found.values()), words)
 
     return check
 
 
-def fewer_evaluations(first: str, second: str, low: float, high: float, *, of: str = "backward_evaluations") -> Check:
-    """The first method's evaluations are fewer than the second's backward ones, by a part between the two."""
+def learnt_well(method: str, mean: float, deviation: float) -> Check:
+    """At the times shown, the learnt samples' mean is less than a part of the true deviation away, and their deviation
+    less than a part of itself. Of the run that the figure shows."""
 
     def check(records: Records) -> Finding:
-        trained = of_study(records, "widths")
-        mine = _by_cell(where(trained, method=first), of)
-        theirs = _by_cell(where(trained, method=second), "backward_evaluations")
-        saved = [1 - mine[cell] / theirs[cell] for cell in sorted(set(mine) & set(theirs)) if theirs[cell]]
-        if not saved:
+        run = with_solutions(records, method)
+        if run is None:
             return UNKNOWN
-        found = interval(saved)
-        shown = Interval(100 * found.middle, 100 * found.half)
-        return Finding(within(found, low, high), f"{first} needs {ranged(shown)} % fewer than {second}")
+        fits = run["result"]["solutions"]["fits"]
+        off = max(abs(fit["learnt"][0] - fit["true"][0]) / fit["true"][1] for fit in fits)
+        wide = max(abs(fit["learnt"][1] / fit["true"][1] - 1) for fit in fits)
+        words = f"{method}: means off by at most {plain(off)} deviations, deviations by {plain(100 * wide)} %"
+        return Finding(Verdict.AGREES if off < mean and wide < deviation else Verdict.DISAGREES, words)
 
     return check
-
-
-def _by_cell(records: Records, of: str) -> dict[tuple[int, int], float]:
-    found = {(r["config"]["width"], r["config"]["seed"]): value(r, "per_gradient", of) for r in records}
-    return {cell: number for cell, number in found.items() if number is not None}
-
-
-# Memory: bytes of tensors are counted, not sampled; there is no noise in them -----------------------------
-
-
-def leaner(first: str, second: str) -> Check:
-    """At the largest width, one gradient of the first method needs less memory than one of the second."""
-
-    def check(records: Records) -> Finding:
-        peaks: dict[str, dict[int, float]] = {first: {}, second: {}}
-        for record in timed(records):
-            peak, method = value(record, "peak_memory"), record["config"]["method"]
-            if peak and method in peaks:
-                peaks[method][record["config"]["width"]] = peak
-        widths = sorted(set(peaks[first]) & set(peaks[second]))
-        if not widths:
-            return UNKNOWN
-        a, b = (peaks[m][widths[-1]] / 2**20 for m in (first, second))
-        words = f"peak at width {widths[-1]}: {first} {plain(a, 3)} MiB, {second} {plain(b, 3)} MiB"
-        return Finding(Verdict.AGREES if a < b else Verdict.DISAGREES, words)
-
-    return check
-
-
-def constant_memory(method: str) -> Check:
-    """From the loosest to the tightest tolerance the peak grows by less than a quarter (at the largest state)."""
-
-    def check(records: Records) -> Finding:
-        mine = [r for r in records if r["config"]["method"] == method and r["result"].get("peak_memory")]
-        if not mine:
-            return UNKNOWN
-        record = max(mine, key=lambda r: r["config"]["width"])
-        first, *_, last = record["result"]["peak_memory"]
-        words = f"{method}: {_bytes(first)} at the loosest tolerance, {_bytes(last)} at the tightest"
-        return Finding(Verdict.AGREES if last <= 1.25 * first else Verdict.DISAGREES, words)
-
-    return check
-
-
-def less_memory(first: str, second: str) -> Check:
-    """At the tightest tolerance the first method needs less than the second, with every size of the state.
-
-    Equal numbers decide nothing: what both need besides is then the most.
-    """
-
-    def check(records: Records) -> Finding:
-        verdicts, words = [], []
-        for (width,), here in by(records, "width").items():
-            peaks = {r["config"]["method"]: r["result"]["peak_memory"][-1] for r in here}
-            if first in peaks and second in peaks:
-                one, other = peaks[first], peaks[second]
-                less = Verdict.AGREES if one < other else Verdict.DISAGREES
-                verdicts.append(Verdict.UNDECIDED if one == other else less)
-                state = "a number" if width == 1 else f"{width} numbers"
-                words.append(f"state of {state}: {first} {_bytes(one)}, {second} {_bytes(other)}")
-        return Finding(all_of(verdicts), "; ".join(words)) if verdicts else UNKNOWN
-
-    return check
-
-
-def _bytes(count: float) -> str:
-    return f"{count:,.0f} bytes" if count < 100_000 else f"{plain(count / 2**20, 3)} MiB"
 
 
 # The exponential, whose gradients are known: solves are exact computations, the spread is over end times ----
@@ -148,6 +74,11 @@ def log_errors(records: Records, first: str, second: str, of: str) -> Interval |
 def close_errors(first: str, second: str, factor: float, of: tuple[str, ...] = ("a",)) -> Check:
     """Two methods' errors of quantities differ by at most a factor, on average over end times, at each tolerance."""
     return _errors(first, second, of, lambda found: within(found, -math.log(factor), math.log(factor)))
+
+
+def different_errors(first: str, second: str, factor: float, of: tuple[str, ...] = ("a",)) -> Check:
+    """Two methods' errors differ by more than a factor, at each tolerance."""
+    return _errors(first, second, of, lambda found: negated(within(found, -math.log(factor), math.log(factor))))
 
 
 def larger_errors(first: str, second: str, of: tuple[str, ...]) -> Check:
@@ -212,6 +143,27 @@ def order(rule: str, wanted: float, slack: float) -> Check:
         words = f"the error falls with the power {plain(found, 3)} of the number of intervals"
         verdict = Verdict.AGREES if abs(found - wanted) < slack else Verdict.DISAGREES
         return Finding(verdict, words.replace("intervals", "points") if rule == "monte-carlo" else words)
+
+    return check
+
+
+def beats_any_power(rule: str, power: float) -> Check:
+    """The error of the rule falls with a power of the number of evaluations that grows, beyond this one."""
+
+    def check(records: Records) -> Finding:
+        result = next((r["result"] for r in where(records, method=rule)), None)
+        if result is None:
+            return UNKNOWN
+        known = dict(zip(result["evaluations"], result["errors"], strict=True))
+        doubled = [n for n in (1, 2, 4, 8) if 2 * n in known and known.get(n, 0.0) > 0 and known[2 * n] > 1e-13]
+        powers = [math.log2(known[n] / known[2 * n]) for n in doubled]
+        if len(powers) < 2:
+            return UNKNOWN
+        grows = all(later > earlier for earlier, later in _pairs(powers)) and powers[-1] > power
+        listed = ", ".join(f"{plain(p)} from {n} to {2 * n}" for n, p in zip(doubled, powers, strict=True))
+        return Finding(
+            Verdict.AGREES if grows else Verdict.DISAGREES, f"the error falls with the power {listed} points"
+        )
 
     return check
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from quadjoint.experiments.checks_time import FASTER, LARGE, as_ratio, runs_by_seed, widths_of
-from quadjoint.experiments.records import Record, Records, methods_of, of_study, repeated_seconds, where
+from quadjoint.experiments.claims.checks_time import FASTER, LARGE, as_ratio, runs_by_seed, widths_of
+from quadjoint.experiments.records import WIDTHS, Record, Records, by, epoch_seconds, methods_of, of_study, where
 from quadjoint.experiments.verdicts import (
     THEIRS,
     UNKNOWN,
+    Check,
     Finding,
     Interval,
     Verdict,
@@ -23,7 +24,6 @@ from quadjoint.experiments.verdicts import (
     student,
 )
 
-Check = Callable[[Records], Finding]
 Curves = dict[int, list[float]]
 
 
@@ -32,7 +32,7 @@ def matching_curves(curve: str, methods: tuple[str, ...], part: float) -> Check:
     first value away from that of the paper's method."""
 
     def check(records: Records) -> Finding:
-        trained = of_study(records, "widths")
+        trained = of_study(records, WIDTHS)
         known = [r for r in trained if r["config"]["method"] in methods]
         width = max((r["config"]["width"] for r in known), default=None)
         here = where(trained, width=width)
@@ -93,24 +93,30 @@ def _percent(found: Interval) -> str:
 def sooner(first: str, second: str, curve: str, *, least: int = LARGE) -> Check:
     """At the largest trained width, the first method's loss reaches a level before the second's, in time.
 
-    The level is a tenth of the first loss, or the lowest that both reach; of each seed by itself. With a single seed,
-    other methods of which there are several tell how much the time to this level differs from seed to seed. The
-    statement is about large models: below the width ``least``, the numbers are shown and decide nothing.
+    The level is a tenth of the first loss, or the lowest that both reach; of each seed by itself. Steps take as long as
+    the clock says, if it has run. With a single seed, other methods of which there are several tell how much the time
+    to this level differs from seed to seed. The statement is about large models: below the width ``least``, the numbers
+    are shown and decide nothing.
     """
 
     def check(records: Records) -> Finding:
-        trained = of_study(records, "widths")
+        trained = of_study(records, WIDTHS)
         widths = widths_of(trained, first, second)
         if not widths:
             return UNKNOWN
         width = widths[-1]
         here = where(trained, width=width)
         one, other = (runs_by_seed(where(here, method=m)) for m in (first, second))
-        pairs = [(one[seed], other[seed]) for seed in sorted(set(one) & set(other))]
-        logs = [math.log(times[1] / times[0]) for pair in pairs if (times := _times_to_level(*pair, curve))]
+        pairs = [[one[seed], other[seed]] for seed in sorted(set(one) & set(other))]
+        levels = [_common_level(pair, curve) for pair in pairs]
+        logs = []
+        for pair, level in zip(pairs, levels, strict=True):
+            times = _times_to(level, pair, epoch_seconds(records, pair), curve)
+            if len(times) == len(pair):
+                logs.append(math.log(times[1] / times[0]))
         if not logs:
             return UNKNOWN
-        found = interval(logs) if len(logs) > 1 else Interval(logs[0], _noise_to_level(here, pairs, curve))
+        found = interval(logs) if len(logs) > 1 else Interval(logs[0], _noise_to_level(here, levels[0], curve))
         words = f"to the same loss, {second} takes {as_ratio(found)} times as long as {first} at width {width}"
         if width < least:
             return Finding(Verdict.UNDECIDED, f"{words}, which is no large model")
@@ -119,32 +125,27 @@ def sooner(first: str, second: str, curve: str, *, least: int = LARGE) -> Check:
     return check
 
 
-def _times_to_level(one: Record, other: Record, curve: str) -> tuple[float, float] | None:
-    level = _common_level((one, other), curve)
-    first, second = (_time_to(level, record, curve) for record in (one, other))
-    return (first, second) if first and second else None
-
-
-def _common_level(records: Sequence[Record], curve: str) -> float:
+def _common_level(runs: Sequence[Record], curve: str) -> float:
     """A tenth of the first loss, or the lowest that all of them reach: how low chance lets a run end is no speed."""
-    curves = [record["result"]["curves"][curve] for record in records]
+    curves = [run["result"]["curves"][curve] for run in runs]
     return max(max(min(losses, default=math.nan), losses[0] / 10 if losses else math.nan) for losses in curves)
 
 
-def _time_to(level: float, record: Record, curve: str) -> float | None:
-    """Seconds until the loss is at the level; None if it never is, or if the curve is no curve."""
-    losses, seconds = record["result"]["curves"][curve], repeated_seconds(record)
-    if not losses or len(losses) != len(seconds) or not all(math.isfinite(x) for x in losses):
-        return None
-    place = next((k for k, loss in enumerate(losses) if loss <= level), None)
-    return None if place is None else sum(seconds[: place + 1])
+def _times_to(level: float, runs: Sequence[Record], seconds: Sequence[Sequence[float]], curve: str) -> list[float]:
+    """Seconds until the loss is at the level, of those runs in which it is, and whose curve is one."""
+    times = []
+    for run, spent in zip(runs, seconds, strict=True):
+        losses = run["result"]["curves"][curve]
+        place = next((k for k, loss in enumerate(losses) if loss <= level), None)
+        if place is not None and len(losses) == len(spent) and all(math.isfinite(x) for x in losses):
+            times.append(sum(spent[: place + 1]))
+    return times
 
 
-def _noise_to_level(records: Records, pairs: list[tuple[Record, Record]], curve: str) -> float:
+def _noise_to_level(runs: Records, level: float, curve: str) -> float:
     """Half of the interval of a logarithm of two single runs' times, by the spread of those methods that have seeds."""
-    level = next(_common_level(pair, curve) for pair in pairs if _times_to_level(*pair, curve))
     groups = []
-    for method in {r["config"]["method"] for r in records}:
-        times = [_time_to(level, r, curve) for r in where(records, method=method)]
-        groups.append([math.log(time) for time in times if time])
+    for group in by(runs, "method").values():
+        epochs = [[1.0] * len(run["result"]["curves"][curve]) for run in group]  # a method's epochs take alike
+        groups.append([math.log(time) for time in _times_to(level, group, epochs, curve)])
     return difference([0.0], [0.0], groups).half

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from quadjoint.experiments.records import (
     CLOCK,
+    WIDTHS,
     Record,
     Records,
     by,
+    by_size,
     of_study,
     repeated_seconds,
     step_seconds,
+    timed_study,
     value,
     where,
 )
 from quadjoint.experiments.verdicts import (
     UNKNOWN,
+    Check,
     Finding,
     Interval,
+    Verdict,
     above,
     all_of,
     below,
@@ -31,7 +36,6 @@ from quadjoint.experiments.verdicts import (
     within,
 )
 
-Check = Callable[[Records], Finding]
 FASTER = 1.05  # a twentieth less time, or it is not called faster
 LARGE = 500  # widths from which a model is called large,
 SMALL = 20  # and up to which it has few parameters
@@ -39,18 +43,23 @@ SMALL = 20  # and up to which it has few parameters
 
 def timed(records: Records) -> Records:
     """What times are taken from: of each size the clock's lines if there are any, else training."""
-    trained = by(of_study(records, "widths", "time", "batch"), "dataset", "batch", "width")
-    clocked = by(of_study(records, CLOCK), "dataset", "batch", "width")
+    trained, clocked = by_size(of_study(records, WIDTHS, "batch")), by_size(of_study(records, CLOCK))
     return [record for group in (trained | clocked).values() for record in group]
 
 
-def log_ratio(records: Records, first: str, second: str, others: Sequence[Records] = ()) -> Interval | None:
-    """The logarithm of the second method's time over the first's, at one width.
+def log_ratio(records: Records, first: str, second: str) -> Interval | None:
+    """The logarithm of the second method's time over the first's, at one width."""
+    one, other = (where(records, method=method) for method in (first, second))
+    return time_ratio(one, other, list(by(records, "method").values()))
+
+
+def time_ratio(one: Records, other: Records, alike: Sequence[Records]) -> Interval | None:
+    """The logarithm of the others' time over that of the first ones, which differ in one setting.
 
     Of the clock, turn by turn; of training, seed by seed. The epochs of a run are no repetitions of it: the spread of a
-    single seed is that of the other methods here and of ``others``, groups of runs that differ in nothing but the seed.
+    single seed is that of ``alike``, groups of runs that differ in nothing but the seed.
     """
-    a, b = (runs_by_seed(where(records, method=method)) for method in (first, second))
+    a, b = runs_by_seed(one), runs_by_seed(other)
     common = sorted(set(a) & set(b))
     turns = [pair for seed in common for pair in _turns(a[seed], b[seed])]
     if turns:
@@ -61,16 +70,14 @@ def log_ratio(records: Records, first: str, second: str, others: Sequence[Record
         return interval(logs)
     if not logs:
         return None
-    spread = [
-        [math.log(s) for r in group if (s := step_seconds(r))] for group in (*by(records, "method").values(), *others)
-    ]
+    spread = [[math.log(s) for r in group if (s := step_seconds(r))] for group in alike]
     return Interval(logs[0], difference([0.0], [0.0], spread).half)
 
 
 def _turns(one: Record, other: Record) -> list[float]:
     """Logarithms of ratios, turn by turn; none if the two were not timed in turns."""
     x, y = repeated_seconds(one), repeated_seconds(other)
-    if one["config"].get("study") != CLOCK or len(x) != len(y):
+    if len(x) != len(y):
         return []
     return [math.log(b / a) for a, b in zip(x, y, strict=True) if a > 0 and b > 0]
 
@@ -154,8 +161,11 @@ def growth(first: str, second: str, *, least: int = LARGE) -> Check:
     return check
 
 
-def shrinks(first: str, second: str, batches: tuple[int, int]) -> Check:
-    """The second method's time over the first's is smaller with the larger batch, at the largest width of both."""
+def shrinks(first: str, second: str, batches: tuple[int, int], *, least: int = 0) -> Check:
+    """The first method's advantage over the second is smaller with the larger batch, at the largest width of both.
+
+    Without an advantage with the smaller batch, or at a width below ``least``, the numbers are shown and do not agree.
+    """
 
     def check(records: Records) -> Finding:
         small, large = (where(timed(records), batch=batch) for batch in batches)
@@ -167,23 +177,48 @@ def shrinks(first: str, second: str, batches: tuple[int, int]) -> Check:
             return UNKNOWN
         ratios = f"{as_ratio(before)} with a batch of {batches[0]}, {as_ratio(after)} with {batches[1]}"
         words = f"{second} over {first} with {widths[-1]} channels: {ratios}"
-        return Finding(above(before - after, math.log(FASTER)), words)
+        verdict = above(before - after, math.log(FASTER))
+        if widths[-1] < least or above(before, 0.0) is not Verdict.AGREES:
+            verdict = Verdict.UNDECIDED
+        return Finding(verdict, words)
 
     return check
 
 
-def keeps_time(method: str, factor: float) -> Check:
+def faster_on_the_whole(first: str, second: str) -> Check:
+    """On average over the widths, the first method needs less time for a step than the second."""
+
+    def check(records: Records) -> Finding:
+        chosen = timed(records)
+        widths = widths_of(chosen, first, second)
+        every = [log_ratio(where(chosen, width=width), first, second) for width in widths]
+        found = [ratio for ratio in every if ratio is not None]
+        if not found:
+            return UNKNOWN
+        half = math.hypot(*(ratio.half for ratio in found)) / len(found)
+        whole = Interval(statistics.fmean(ratio.middle for ratio in found), half)
+        ends = f"from {widths[0]} to {widths[-1]}" if len(widths) > 1 else f"of {widths[0]}"
+        words = f"{second} takes {as_ratio(whole)} times as long as {first}, on average over {len(found)} widths {ends}"
+        return Finding(above(whole, 0.0), words)
+
+    return check
+
+
+def keeps_time(methods: tuple[str, ...], factor: float) -> Check:
     """From the smallest to the largest width that were timed in turns, a step becomes longer by less than a factor."""
 
     def check(records: Records) -> Finding:
-        mine = sorted(where(of_study(records, CLOCK), method=method), key=lambda r: r["config"]["width"])
-        if len(mine) < 2:
-            return UNKNOWN
-        ends = [[math.log(s) for s in repeated_seconds(mine[k])] for k in (0, -1)]
-        found = difference(ends[1], ends[0])
-        widths = [mine[k]["config"]["width"] for k in (0, -1)]
-        words = f"{method} takes {as_ratio(found)} times as long at width {widths[1]} as at {widths[0]}"
-        return Finding(below(found, math.log(factor)), words)
+        verdicts, words = [], []
+        for method in methods:
+            mine = sorted(where(of_study(records, CLOCK), method=method), key=lambda r: r["config"]["width"])
+            if len(mine) < 2:
+                continue
+            ends = [[math.log(s) for s in repeated_seconds(mine[k])] for k in (0, -1)]
+            found = difference(ends[1], ends[0])
+            widths = [mine[k]["config"]["width"] for k in (0, -1)]
+            verdicts.append(below(found, math.log(factor)))
+            words.append(f"{method} takes {as_ratio(found)} times as long at width {widths[1]} as at {widths[0]}")
+        return Finding(all_of(verdicts), "; ".join(words)) if verdicts else UNKNOWN
 
     return check
 
@@ -226,13 +261,11 @@ def irregular_cost(first: str, second: str, method: str, limit: float) -> Check:
 
     def check(records: Records) -> Finding:
         verdicts, words = [], []
-        study = of_study(records, "regularity")
+        study = timed_study(records, "regularity")
         alike = list(by(study, "method", "times", "spacing").values())
         for times in (10, 50):
             here = where(study, times=times, method=method)
-            # As if the spacing were the method: the same pairing by seed, the same noise.
-            renamed = [r | {"config": r["config"] | {"method": r["config"]["spacing"]}} for r in here]
-            found = log_ratio(renamed, first, second, alike)
+            found = time_ratio(where(here, spacing=first), where(here, spacing=second), alike)
             if found is not None:
                 verdicts.append(above(found, math.log(limit)))
                 words.append(f"{times} times: {as_ratio(found)}")

@@ -25,10 +25,11 @@ def live_tensors() -> int:
 
 
 def resident_bytes() -> int:
-    """Memory of this process; where /proc is missing, its peak."""
+    """Memory of this process but for pages of files, which the system may take back; its peak if there is no /proc."""
     try:
         with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
+            _, resident, shared, *_ = map(int, file.read().split())
+            return (resident - shared) * resource.getpagesize()
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 

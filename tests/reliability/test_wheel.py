@@ -3,6 +3,7 @@ empty environment, imports little and works without the extras."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import tarfile
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import quadjoint
-from reliability.wheel import EXTRAS, ROOT, build, copy, empty_environment, import_seconds, install, lend_torch, run
+from reliability.wheel import EXTRAS, ROOT, build, copy, empty_environment, install, lend_torch, run
 
 HEAVY = (*EXTRAS, "torch._dynamo", "torch._inductor", "sympy", "torchvision")
 
@@ -112,10 +113,12 @@ def test_the_installed_wheel_works_without_the_extras(python: Path, tmp_path: Pa
     assert run([str(python), "-c", PROGRAM], cwd=tmp_path).strip() == "works"
 
 
-def test_the_import_takes_less_than_three_tenths_of_a_second_of_the_processor(python: Path) -> None:
-    """Beyond ``import torch``; now a third of that. A package of the extras imported by mistake would show."""
-    processor, _ = import_seconds(python, repeats=1)
-    assert processor < 0.3
+def test_the_import_brings_in_nothing_but_the_standard_library_torch_and_numpy(python: Path, tmp_path: Path) -> None:
+    """So it stays quick on every machine; how quick it is, the page on reliability tells."""
+    program = "import quadjoint; print({name.split('.')[0] for name in set(sys.modules) - known})"
+    lines = ("import sys, torch", "known = set(sys.modules)", program)
+    brought = ast.literal_eval(run([str(python), "-c", "\n".join(lines)], cwd=tmp_path))
+    assert brought - set(sys.stdlib_module_names) <= {"quadjoint", "torch", "numpy"}
 
 
 @pytest.mark.slow
@@ -127,4 +130,4 @@ def test_pip_installs_the_wheel_and_what_it_needs_into_an_empty_environment(whee
     assert run([str(python), "-c", PROGRAM], cwd=tmp_path).strip() == "works"
     done = subprocess.run([str(python.with_name("quadjoint")), "demo"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.strip() == "The quadjoint command needs typer: pip install 'quadjoint[experiments]'"
+    assert done.stderr.strip() == "The quadjoint command needs typer: pip install matplotlib psutil rich scipy typer"

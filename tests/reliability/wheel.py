@@ -67,7 +67,7 @@ def lend_torch(python: Path) -> None:
     (Path(where) / "lent.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
 
 
-def import_seconds(python: Path, repeats: int = 3, **environment: str) -> tuple[float, float]:
-    """Processor and wall-clock seconds of ``import quadjoint`` after ``import torch``, the best of several."""
-    lines = [run([str(python), "-c", IMPORT], **environment).split() for _ in range(repeats)]
+def import_seconds(python: Path, **environment: str) -> tuple[float, float]:
+    """Processor and wall-clock seconds of ``import quadjoint`` after ``import torch``, the best of three."""
+    lines = [run([str(python), "-c", IMPORT], **environment).split() for _ in range(3)]
     return min(float(cpu) for cpu, _ in lines), min(float(wall) for _, wall in lines)

@@ -1,7 +1,7 @@
 """The aims of the project, each with what was measured and whether it is met.
 
-Ratios are of best times within one run. "Error no worse" means: at most 1.5 times the gradient error of torchdiffeq's
-direct method (two solvers never take the same steps), or below 1e-5, where float32 rounding begins.
+Ratios of times are medians over turns of one run. "Error no worse" means: at most 1.5 times the gradient error of
+torchdiffeq's direct method (two solvers never take the same steps), or below 1e-5, where float32 rounding begins.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ import quadjoint as qj
 from benchmarks.measure import Contender, Limits, in_turns
 from benchmarks.problems import Cell, build
 from benchmarks.verdicts import time_ratio
+from quadjoint.experiments.faults import one_line
 
 AIM = 0.7
 TOLERANCE = 1e-3
@@ -75,7 +76,7 @@ def _contender(name: str, solve: Callable[[], Tensor], cell: Cell, exact: Tensor
     try:
         found = solve()
     except Exception as failure:
-        record |= {"status": "skipped", "note": f"{type(failure).__name__}: {str(failure).splitlines()[0][:200]}"}
+        record |= {"status": "skipped", "note": f"{type(failure).__name__}: {one_line(failure, 200)}"}
         return Contender(solve, record, 0.0)
     start = time.perf_counter()
     solve()

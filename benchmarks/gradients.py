@@ -12,6 +12,8 @@ from torch import Tensor
 from benchmarks.measure import Contender, Limits, TooSlow, activation_bytes, in_turns, peak_memory, time_limit
 from benchmarks.methods import Method, NotApplicable, relative_error, stored_reference
 from benchmarks.problems import Case, Cell, build
+from quadjoint.experiments.faults import one_line
+from quadjoint.experiments.timing import environment
 
 Record = dict[str, Any]
 Say = Callable[[str], None]
@@ -30,7 +32,7 @@ def measure_group(
         for method in methods:
             record: Record = {"kind": "gradient", "cell": cell.name, "family": cell.family, "method": method.name}
             record |= {"width": cell.width, "scale": cell.scale, "tolerance": tolerance, "compiled": method.compiled}
-            record |= extra
+            record |= {"commit": environment()["commit"], **extra}
             entered = _enter(method, cell, build(cell), exact, tolerance, limits, record)
             if entered is None:
                 continue
@@ -67,7 +69,7 @@ def _enter(
         record |= {"status": "skipped", "note": f"{missing.name or method.library} is not installed"}
         return False
     except Exception as failure:  # a benchmark goes on where one method fails, and its report says so
-        record |= {"status": "failed", "note": f"{type(failure).__name__}: {str(failure).splitlines()[0][:200]}"}
+        record |= {"status": "failed", "note": f"{type(failure).__name__}: {one_line(failure, 200)}"}
         return False
     record |= {"status": "ok", "error": relative_error(found, exact), "first_seconds": first, **figures}
     record |= {"state_bytes": case.y0.nbytes, "parameter_bytes": sum(p.nbytes for p in case.f.parameters())}

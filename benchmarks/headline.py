@@ -49,7 +49,7 @@ COLUMNS = {
     "quadjoint:auto": "quadjoint `auto`",
     "torchdiffeq:direct": "torchdiffeq",
     "torchdiffeq:adjoint": "torchdiffeq, adjoint",
-    "diffrax:checkpointed": "diffrax under jit",
+    "diffrax:checkpointed": "diffrax, checkpoints, under jit",
 }
 Record = dict[str, Any]
 

@@ -28,6 +28,7 @@ from benchmarks.methods import NotApplicable
 from benchmarks.output import ROOT, Record, load, parser, publish
 from benchmarks.peers import torchdiffeq_adjoint, torchdiffeq_direct, torchode_direct
 from benchmarks.problems import Case, build, cells
+from quadjoint.experiments.faults import one_line
 
 PAGE = ROOT / "docs" / "performance.md"
 TOLERANCE = 1e-3
@@ -104,7 +105,7 @@ def measure(problem: str) -> list[Record]:
                 forward, backward = count(case, solvers(case, options)[method])
             record |= {"forward": forward.totals(), "backward": backward.totals()}
         except Exception as failure:
-            record["failure"] = f"{type(failure).__name__}: {str(failure).splitlines()[0][:120]}"
+            record["failure"] = f"{type(failure).__name__}: {one_line(failure, 120)}"
         records.append(record)
     return records
 

@@ -130,9 +130,12 @@ def reference(case: Case) -> list[Tensor]:
 def stored_reference(case: Case, name: str) -> list[Tensor]:
     """The reference, computed once for every problem: those of wide networks take minutes.
 
-    A file is named by a fingerprint of all numbers of the case, so that a changed problem is a new one.
+    A file is named by a fingerprint of all numbers of the case and of some values of f, so that a changed problem is a
+    new one.
     """
-    numbers = [*case.f.state_dict().values(), case.y0, case.t, *case.constants.values()]
+    with torch.no_grad():  # what f holds besides parameters and buffers, such as a path of noise, shows in its values
+        values = [case.f(t, case.y0) for t in torch.linspace(float(case.t.min()), float(case.t.max()), 5).to(case.y0)]
+    numbers = [*case.f.state_dict().values(), case.y0, case.t, *case.constants.values(), *values]
     digest = hashlib.sha256()
     for x in numbers:
         digest.update(x.detach().numpy().tobytes())

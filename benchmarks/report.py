@@ -10,6 +10,7 @@ from benchmarks.forward import ratios as forward_ratios
 from benchmarks.methods import ours
 from benchmarks.problems import cells as all_cells
 from benchmarks.sweeps import TARGETS, bytes_per_step, time_to_reach
+from quadjoint.experiments.timing import short_commit
 
 Record = dict[str, Any]
 TITLES = {
@@ -23,17 +24,19 @@ TITLES = {
 }
 INTRODUCTION = """\
 Seconds for one gradient, forward and backward pass together: the best of several runs, all methods in turns, one
-thread, float32, dopri5, rtol = atol = {tolerance:g}. In brackets the relative error of the gradient, against float64 at
-1e-9. The fastest time of a column is bold. Absolute times move from machine to machine: compare within a column."""
+thread, float32, dopri5, rtol = atol = {tolerance}. In brackets the relative error of the gradient, against float64 at
+1e-9. Bold is the fastest time of a column, of methods whose error is at most ten times that of torchdiffeq's direct.
+A ¹ marks the only run, the first, of methods that take longer than 3 s and that no aim is about. Absolute times move
+from machine to machine: compare within a column."""
 
 
 def seconds(value: float) -> str:
     """Three figures, in a unit that keeps them short.
 
-    >>> seconds(0.01234), seconds(12.34)
-    ('12.3 ms', '12.3 s')
+    >>> seconds(0.01234), seconds(12.34), seconds(0.99986)
+    ('12.3 ms', '12.3 s', '1 s')
     """
-    return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
+    return f"{value * 1e3:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
 
 
 def markdown(records: list[Record]) -> str:
@@ -41,7 +44,8 @@ def markdown(records: list[Record]) -> str:
     gradients = [r for r in records if r["kind"] == "gradient"]
     parts = ["# Benchmarks", machine_text(records)]
     if gradients:
-        parts.append(INTRODUCTION.format(tolerance=gradients[0]["tolerance"]))
+        tolerances = " or ".join(f"{tol:g}" for tol in dict.fromkeys(r["tolerance"] for r in gradients))
+        parts.append(INTRODUCTION.format(tolerance=tolerances))
     for family, title in TITLES.items():
         mine = [r for r in gradients if r["family"] == family]
         tables = [gradient_table(chunk) for chunk in _column_groups(mine)]
@@ -73,9 +77,11 @@ def machine_text(records: list[Record]) -> str:
     if not found:
         return ""
     m = found[-1]
+    commits = dict.fromkeys(r["commit"] for r in records if r.get("commit"))
+    measured = f" Measured at commit {', '.join(map(short_commit, commits))}." if commits else ""
     versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items() if version)
     text = f"{m['processor']}, {m['cores']} cores of which one is used, {m['memory_gib']} GiB, {m['system']}, "
-    return f"Machine: {text}Python {m['python']}; {versions}."
+    return f"Machine: {text}Python {m['python']}; {versions}.{measured}"
 
 
 def table(head: list[str], rows: Iterable[list[str]], numbers: bool = True) -> str:
@@ -87,8 +93,8 @@ def gradient_table(records: list[Record]) -> str:
     cells = list(dict.fromkeys(r["cell"] for r in records))
     methods = list(dict.fromkeys(r["method"] for r in records))
     by = {(r["cell"], r["method"]): r for r in records}
-    done = [r for r in records if r["status"] == "ok"]
-    fastest = {c: min((r["seconds_best"] for r in done if r["cell"] == c), default=0) for c in cells}
+    sound = [r for r in records if _sound(r, by)]
+    fastest = {c: min((r["seconds_best"] for r in sound if r["cell"] == c), default=0) for c in cells}
 
     def entry(cell: str, method: str) -> str:
         r = by.get((cell, method))
@@ -97,7 +103,8 @@ def gradient_table(records: list[Record]) -> str:
         if r["status"] != "ok":
             return "–"
         time = seconds(r["seconds_best"])
-        time = f"**{time}**" if r["seconds_best"] == fastest[cell] else time
+        time = f"**{time}**" if r in sound and r["seconds_best"] == fastest[cell] else time
+        time += "¹" * bool(r.get("cold"))
         return time if r["error"] is None else f"{time} ({r['error']:.0e})"
 
     def used(method: str) -> bool:
@@ -106,6 +113,14 @@ def gradient_table(records: list[Record]) -> str:
     short = [c.split("-", 1)[1] for c in cells]
     rows = [[method.replace(":", " "), *(entry(c, method) for c in cells)] for method in methods if used(method)]
     return table(["", *short], rows)
+
+
+def _sound(record: Record, by: dict[tuple[str, str], Record]) -> bool:
+    """Whether the gradient is that of the same problem, and about as accurate as torchdiffeq's direct."""
+    if record["status"] != "ok" or record["error"] is None:
+        return False
+    direct = by.get((record["cell"], "torchdiffeq:direct"), {}).get("error")
+    return direct is None or bool(record["error"] <= max(10 * direct, 1e-5))
 
 
 def skipped_text(records: list[Record]) -> str:

@@ -96,9 +96,14 @@ class Run:
         partial.write_text(text)
         partial.replace(self.path)
 
-    def forget(self, kind: str, cell_names: set[str]) -> None:
+    def forget(self, kind: str, cell_names: set[str], methods: set[str] | None = None) -> None:
         """Drop what is about to be measured again; without names, all of a kind."""
-        self.records = [r for r in self.records if r["kind"] != kind or (cell_names and r["cell"] not in cell_names)]
+
+        def stays(record: Record) -> bool:
+            elsewhere = bool(cell_names) and record.get("cell") not in cell_names
+            return record["kind"] != kind or elsewhere or (methods is not None and record["method"] not in methods)
+
+        self.records = [r for r in self.records if stays(r)]
 
 
 def identity(record: Record) -> tuple[object, ...]:
@@ -130,8 +135,8 @@ def measure_item(item: str, run: Run, arguments: argparse.Namespace, limits: Lim
             run.add(records)
     else:
         group = [c for c in cells().values() if c.together == item]
-        run.forget("gradient", {c.name for c in group})
         methods = every if arguments.methods else methods_for(group[0], arguments.full, every)
+        run.forget("gradient", {c.name for c in group}, {m.name for m in methods} if arguments.methods else None)
         run.add(measure_group(group, methods, limits, say, arguments.tolerance))
 
 

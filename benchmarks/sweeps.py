@@ -11,7 +11,7 @@ from benchmarks.methods import Method, Quadjoint
 from benchmarks.problems import END, Cell, build, cells
 from quadjoint.experiments.timing import peak_memory
 
-LIMITS = Limits(turns=3, run=5.0, total=0.6, memory_run=1.0)
+LIMITS = Limits(least=1, turns=3, run=5.0, total=0.6, memory_run=1.0)
 PRECISION_CELLS = ("spheres-100-3x", "sines-200", "ou-20")
 TOLERANCES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
 RK4_STAGES = 5  # states kept of a step: four stage inputs and the end

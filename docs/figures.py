@@ -77,7 +77,7 @@ def nodes_on_a_trajectory(ink: str) -> plt.Figure:
     sol = qj.solve(f, y0, t, rtol=1e-3, atol=1e-3, gradient=qj.DiscreteAdjoint(mode="joint", activations=0))
     forward, f.times = f.times, []
     sol.ys.square().sum().backward()
-    transposed = f.times
+    transposed, f.times = f.times, []
     policy = Recorded(qj.Heuristic())
     qj.odeint(f, y0, t, rtol=1e-3, atol=1e-3, gradient=qj.QuadratureAdjoint(policy)).square().sum().backward()
     ys = qj.odeint(f, y0, t, rtol=1e-3, atol=1e-3, gradient="gq")
@@ -90,7 +90,7 @@ def nodes_on_a_trajectory(ink: str) -> plt.Figure:
     curve.plot(grid, path[:, 0], color=ink, lw=1.3)
     curve.plot(f.steps, sol(torch.tensor(f.steps)).detach()[:, 0], "o", color=ink, ms=3.5, label="accepted steps")
     curve.plot(t, sol.ys[:, 0].detach(), "D", color="#d62728", ms=6, label="observations")
-    curve.set_ylabel("z(t)")
+    curve.set_ylabel("y(t)")
     curve.legend(frameon=False)
     lines = [
         ("forward stages", forward, ink),

@@ -12,7 +12,7 @@ the same weights. As all is Gaussian here, the exact posterior and evidence are 
 
     python examples/latent_sde.py [--quick]
 
-It needs torchsde: pip install 'quadjoint[sde]'.
+It needs torchsde: pip install torchsde.
 """
 
 import math

@@ -7,7 +7,7 @@ Kullback-Leibler divergence between normal distributions fitted to samples and d
 
     python examples/neural_sde.py [--quick]
 
-It needs torchsde: pip install 'quadjoint[sde]'.
+It needs torchsde: pip install torchsde.
 """
 
 import sys

@@ -312,6 +312,18 @@ def test_data_parallel_example(tmp_path: Path) -> None:
     assert (tmp_path / "outputs" / "data_parallel.png").is_file()
 
 
+@pytest.mark.parametrize("script", EXAMPLES, ids=name)
+def test_numbers_of_an_example_are_those_it_printed(script: Path) -> None:
+    """Decimal fractions on the page on examples, in the words of the committed run, to the digits of the page."""
+    page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    (section,) = [part for part in page.split("\n## ") if f"<!-- printed: {script.stem} -->" in part]
+    words = (ROOT / "docs" / "assets" / "examples" / f"{script.stem}.txt").read_text(encoding="utf-8")
+    printed = [float(number) for number in re.findall(r"\d+\.\d+(?:e[+-]?\d+)?", words)]
+    for number in re.findall(r"\b\d+\.\d+\b", section):
+        digits = len(number.partition(".")[2])
+        assert any(round(found, digits) == float(number) for found in printed), number
+
+
 @pytest.mark.parametrize("script", [*EXAMPLES, *MIGRATED], ids=name)
 def test_examples_are_short(script: Path) -> None:
     assert len(script.read_text(encoding="utf-8").splitlines()) < 150

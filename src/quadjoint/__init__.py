@@ -33,7 +33,7 @@ from quadjoint.solver.protocols import Controller, Step, Stepper
 from quadjoint.solver.remembered import clear_cache
 from quadjoint.solver.stats import Stats
 
-__version__ = "0.1.0"
+__version__ = "0.2.0a1"
 
 _LAZY = {"cde": "quadjoint.cde", "nn": "quadjoint.nn", "sde": "quadjoint.sde"}
 _FROM_SDE = ("NeuralSDE", "WongZakai", "sdeint")

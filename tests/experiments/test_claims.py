@@ -9,10 +9,13 @@ import pytest
 from experiments.pages import Reader
 from experiments.synthetic import clocked, run
 from quadjoint.experiments import store
-from quadjoint.experiments.claims import CLAIMS
+from quadjoint.experiments.claims import CLAIMS, TITLES
 from quadjoint.experiments.claims.checks_time import faster
+from quadjoint.experiments.config import Choice, as_dict
+from quadjoint.experiments.names import PRESETS
 from quadjoint.experiments.overview import findings
 from quadjoint.experiments.records import of_experiment, set_apart
+from quadjoint.experiments.registry import experiment
 from quadjoint.experiments.report import render
 from quadjoint.experiments.tables import published_tables
 from quadjoint.experiments.verdicts import Claim, Verdict
@@ -85,6 +88,17 @@ def test_runs_that_gave_up_keep_a_statement_from_agreeing():
 
     assert verdict("done")[0] is AGREES
     assert verdict("failed")[0] is OPEN and verdict("failed")[1].endswith("; 1 run gave up")
+
+
+@pytest.mark.parametrize("name", TITLES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_run_of_a_preset_is_set_apart(preset, name):
+    """A sweep compares all that it ran: settings that differ by design, such as MALI's tolerances, are no mistake."""
+    made = [
+        {"experiment": name, "key": str(number), "config": as_dict(config), "status": "done", "result": {}}
+        for number, config in enumerate(experiment(name).grid(Choice(preset=preset)))
+    ]
+    assert made and not set_apart(store.Results(made), name)
 
 
 def test_runs_of_other_settings_are_set_apart():

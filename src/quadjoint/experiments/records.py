@@ -16,8 +16,8 @@ CLOCK = "clock"
 WIDTHS = "widths"  # the study of methods over widths, which every task has; others are ablations
 
 
-# What statements compare; in all other settings runs of one cell must be alike.
-_AXES = ("study", "width", "dataset", "batch", "times", "spacing", "cosines", "c", "rtol")
+# What statements compare, or what is a method's own; in all other settings runs of one cell must be alike.
+_AXES = ("study", "width", "dataset", "batch", "times", "spacing", "cosines", "c", "rtol", "tightest")
 
 
 def of_experiment(results: store.Results, name: str) -> Records:

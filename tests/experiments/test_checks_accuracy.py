@@ -31,7 +31,7 @@ def test_errors_of_gradients_are_compared_over_end_times():
     assert larger_errors("y", "x", ("a", "z0"))(records).verdict is AGREES
     assert larger_errors("x", "y", ("a",))(records).verdict is DISAGREES
     finding = larger_errors("y", "x", ("a", "z0"))(records + tight)  # at one tolerance, not at the other
-    assert finding.verdict is DISAGREES and "at rtol 1e-6 0.111 of the gradient in a" in finding.words
+    assert finding.verdict is DISAGREES and "at rtol 1e-6: 0.111 for the gradient in a" in finding.words
     assert larger_errors("x", "z", ("a",))(records).verdict is OPEN
 
 

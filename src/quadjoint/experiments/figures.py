@@ -161,8 +161,8 @@ def batch_sizes(records: Records) -> Drawing | None:
     legend(figure, [ax])
     return Drawing(
         figure,
-        f"The time of a training step on images ({how_timed(timed(records))}). The larger the state, which grows "
-        "with the batch, the less a cheap integral over the parameters helps.",
+        f"The time of a training step on images ({how_timed(timed(records), 'dataset', 'batch')}). The larger the "
+        "state, which grows with the batch, the less a cheap integral over the parameters helps.",
     )
 
 

@@ -66,12 +66,12 @@ def seeds(records: Records, *fields: str) -> str:
     return f"{high} seeds" if low == high else f"{low} to {high} seeds"
 
 
-def how_timed(records: Records) -> str:
-    """Where times come from."""
+def how_timed(records: Records, *fields: str) -> str:
+    """Where times come from, those of each setting of these fields."""
     turns = max((len(r["result"].get("steps", {}).get("seconds", [])) for r in records), default=0)
     if turns:
         return f"the median of {turns} steps in turns from the same weights"
-    return f"the median of the epochs of training, {seeds(records)}"
+    return f"the median of the epochs of training, {seeds(records, *fields)}"
 
 
 def training_figure(
@@ -208,8 +208,8 @@ def ablation(
     width, epochs = records[0]["config"]["width"], records[0]["config"].get("epochs")
     return Drawing(
         figure,
-        f"{task} at width {width}, against {name}: the time of a step ({how_timed(clocked)}), and the {metric_name} "
-        f"after {epochs} epochs (mean and deviation, {seeds(records, field)}).",
+        f"{task} at width {width}, against {name}: the time of a step ({how_timed(clocked, field)}), and the "
+        f"{metric_name} after {epochs} epochs (mean and deviation, {seeds(records, field)}).",
     )
 
 
@@ -240,7 +240,7 @@ def regularity(records: Records) -> Drawing | None:
         figure,
         f"Sines at width {width}: the time of a step with regular times, with irregular ones merged into their union "
         "as in the paper, and with a row of times for each sample. Methods that solve backwards restart at every "
-        f"time. Shown is {how_timed(records)}.",
+        f"time. Shown is {how_timed(records, 'times', 'spacing')}.",
     )
 
 

@@ -247,11 +247,15 @@ def short(number: float) -> str:
 
 
 def ranged(found: Interval, digits: int = 3) -> str:
-    """A mean with its interval: 1.49 (1.43 to 1.55); alone if there is no spread to speak of."""
-    middle = plain(found.middle, digits)
+    """A mean with its interval, alone if there is no spread to speak of; dust of rounding beside the spread is zero.
+
+    >>> ranged(Interval(1.49, 0.06)), ranged(Interval(0.5, 0.0)), ranged(Interval(4e-15, 0.5))
+    ('1.49 (1.43 to 1.55)', '0.500', '0 (-0.500 to 0.500)')
+    """
     if not math.isfinite(found.half) or found.half <= 1e-9 * abs(found.middle):
-        return middle
-    return f"{middle} ({plain(found.low, digits)} to {plain(found.high, digits)})"
+        return plain(found.middle, digits)
+    middle = round(found.middle, digits - math.floor(math.log10(found.half)))
+    return f"{plain(middle, digits)} ({plain(found.low, digits)} to {plain(found.high, digits)})"
 
 
 def spread(numbers: Sequence[float], digits: int = 3) -> str:

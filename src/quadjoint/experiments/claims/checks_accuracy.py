@@ -93,11 +93,11 @@ def _errors(first: str, second: str, of: tuple[str, ...], judge: Callable[[Inter
             every = {name: log_errors(part, first, second, name) for name in of}
             known = {name: found for name, found in every.items() if found is not None}
             verdicts += [judge(found) for found in known.values()]
-            factors = [f"{_factor(found)} of {_quantity(name)}" for name, found in known.items()]
-            words += [f"at {setting} {', '.join(factors)}"] if known else []
+            factors = [f"{_factor(found)} for {_quantity(name)}" for name, found in known.items()]
+            words += [f"at {setting}: {', '.join(factors)}"] if known else []
         if not verdicts:
             return UNKNOWN
-        return Finding(all_of(verdicts), f"{first}’s error over {second}’s, {'; '.join(words)}")
+        return Finding(all_of(verdicts), f"{first}’s error over {second}’s {'; '.join(words)}")
 
     return check
 

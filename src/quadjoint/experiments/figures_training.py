@@ -131,17 +131,21 @@ def _time_panel(ax: Any, records: Records, loss: str, seconds: list[list[float]]
     return f"and against the time of training{', every step at the pace of the clock' if steady else ''}"
 
 
+_ERRORS = (
+    " and how far it is off, against the width. Errors are those of one gradient with the weights of the dynamics at "
+    "{scale} their initial size, the same for all methods: against the exact gradient, and against the gradient of the "
+    "loss as it was computed, which is direct’s"
+)
+
+
 def cost_figure(records: Records, *, task: str, scale: str) -> Drawing | None:
     """What one gradient costs and how wrong it is: evaluations, memory, errors against width."""
     everything = own([*of_study(records, CLOCK), *of_study(records, WIDTHS)])
+    evaluations, error = number_of("per_gradient", "backward_evaluations"), number_of("gradient_error")
     kinds: list[tuple[str, str, Number]] = [
-        (
-            "evaluations backwards",
-            "evaluations in the backward pass",
-            number_of("per_gradient", "backward_evaluations"),
-        ),
+        ("evaluations backwards", "evaluations in the backward pass", evaluations),
         ("memory", "peak MiB of one gradient", lambda r: _mebibytes(r)),
-        ("error", "error of the gradient", number_of("gradient_error")),
+        ("error", "error of the gradient", error),
         ("mismatch", "difference from direct’s gradient", _mismatch),
     ]
     plans = []
@@ -157,11 +161,10 @@ def cost_figure(records: Records, *, task: str, scale: str) -> Drawing | None:
         label(ax, "width", words, log="xy")
         name_settings(ax, have)
         name_ends(ax)
+    off = any(number in (error, _mismatch) for _, number, _ in plans)
     return Drawing(
         figure,
-        f"{task}: what one gradient costs and how far it is off, against the width. Errors are those of one gradient "
-        f"with the weights of the dynamics at {scale} their initial size, the same for all methods: against the "
-        "exact gradient, and against the gradient of the loss as it was computed, which is direct’s (mean and "
+        f"{task}: what one gradient costs{_ERRORS.format(scale=scale) if off else ', against the width'} (mean and "
         f"deviation, {seeds(of_study(everything, 'widths')) or 'one measurement'}). Lines that end together share a "
         "name.",
     )

@@ -118,6 +118,7 @@ def test_a_fixed_grid_of_shared_times_lands_on_them_too() -> None:
     assert 12 < error(0.1) / error(0.05) < 20
 
 
+@pytest.mark.slow
 def test_a_compiled_solve_has_the_same_numbers() -> None:
     f = Switching()
     settings = {"rtol": 1e-6, "atol": 1e-8, "options": {"jump_t": JUMPS}}

@@ -269,6 +269,7 @@ def test_forward_is_the_end_of_the_trajectory_of_each_sample() -> None:
     assert "channels=3, hidden=4" in repr(model)
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_has_the_same_numbers_for_every_path() -> None:
     models = [
         qj.nn.NeuralCDE(CHANNELS + 1, HIDDEN, width=8, method="bosh3", compile=compiled).double().requires_grad_(False)

@@ -36,7 +36,7 @@ def test_memory_does_not_grow_with_the_steps(how: str | qj.Gradient) -> None:
 
 
 @pytest.mark.parametrize("how", ["gq-paper", qj.GaussLegendre(max_states=2)])
-@pytest.mark.parametrize("dim", [1000, 1537])
+@pytest.mark.parametrize("dim", [1000, pytest.param(1537, marks=pytest.mark.slow)])
 def test_memory_of_a_flat_state_does_not_grow_as_the_tolerance_falls(how: str | qj.Gradient, dim: int) -> None:
     """A vector of any length is one row; what is stacked is bounded by its bytes, not by its rows."""
     w = normal(dim).requires_grad_()

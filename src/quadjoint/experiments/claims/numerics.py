@@ -15,8 +15,8 @@ from quadjoint.experiments.verdicts import Claim, every, opposite
 
 _QUARTER = "power within a quarter"
 _RULES = ("trapezoid", "simpson", "boole", "gauss", "monte-carlo")
-_CONSTANT = "grows by less than a quarter; with a state of one number, as in the paper"
-_GROWS = "by a quarter or more, with a state of one number"
+_CONSTANT = "grows by less than a quarter, with a state of one number, as in the paper, and of 1000"
+_GROWS = "by a quarter or more, with a state of one number, as in the paper, and of 1000"
 
 
 def _others(rule: str) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ MEMORY = [
     Claim(
         "The adjoint needs slightly less memory than GQ.",
         less_memory("adjoint", "gq-paper"),
-        "at the tightest tolerance; the paper has a state of one number",
+        "at the tightest tolerance, with both states",
     ),
     Claim("Direct’s memory grows with the steps.", opposite(constant_memory("direct")), _GROWS),
     Claim("ACA’s memory grows with the steps.", opposite(constant_memory("aca")), _GROWS),

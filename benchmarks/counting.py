@@ -6,12 +6,13 @@ operations that hand numbers of a tensor to Python.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Operations that return memory as it is, or numbers that the host knows.
@@ -20,7 +21,7 @@ UNMARKED_VIEWS = {"_unsafe_view", "_reshape_alias", "lift"}
 # Operations whose result the host needs before it can go on: a number, or the shape of what follows.
 READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "_unique2", "unique_dim"}
 # An array shares the memory of a tensor on the host; one on a device has to be brought there by a copy before.
-READING_METHODS = {Tensor.tolist, Tensor.cpu}
+READING_METHODS = ("tolist", "cpu")
 
 
 @dataclass
@@ -63,37 +64,40 @@ def _is_view(func: Any) -> bool:
     return bool(returns) and returns[0].alias_info is not None and not returns[0].alias_info.is_write
 
 
-class _Called(TorchFunctionMode):
-    """What is not dispatched on a CPU, where the numbers lie at hand."""
+@contextmanager
+def _called(counts: Counts) -> Iterator[None]:
+    """Counts what is not dispatched on a CPU, where the numbers lie at hand.
 
-    def __init__(self, counts: Counts) -> None:
-        super().__init__()
-        self.counts = counts
+    The methods themselves are replaced: a mode of torch's functions is not active within ``backward``.
+    """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in READING_METHODS:
-            self.counts.note("reads", func.__name__)
-        return func(*args, **(kwargs or {}))
+    def counted(name: str) -> Any:
+        method = getattr(Tensor, name)
+
+        def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+            counts.note("reads", name)
+            return method(self, *args, **kwargs)
+
+        return call
+
+    for name in READING_METHODS:
+        setattr(Tensor, name, counted(name))
+    try:
+        yield
+    finally:
+        for name in READING_METHODS:
+            delattr(Tensor, name)  # what its base class has shows again
 
 
-class Counting:
+@contextmanager
+def counting() -> Iterator[Counts]:
     """Counts while it is entered, also in backward passes.
 
-    >>> with Counting() as counts:
+    >>> with counting() as counts:
     ...     total = float(torch.ones(3).add(1.0).sum())
     >>> counts.totals()
     {'kernels': 3, 'reads': 1, 'views': 0}
     """
-
-    def __init__(self) -> None:
-        self.counts = Counts()
-        self.modes = _Called(self.counts), _Dispatched(self.counts)
-
-    def __enter__(self) -> Counts:
-        for mode in self.modes:
-            mode.__enter__()
-        return self.counts
-
-    def __exit__(self, *failure: Any) -> None:
-        for mode in reversed(self.modes):
-            mode.__exit__(*failure)
+    counts = Counts()
+    with _called(counts), _Dispatched(counts):
+        yield counts

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import quadjoint as qj
-from benchmarks.counting import Counting, Counts
+from benchmarks.counting import Counts, counting
 from benchmarks.methods import NotApplicable
 from benchmarks.output import ROOT, Record, load, parser, publish
 from benchmarks.peers import torchdiffeq_adjoint, torchdiffeq_direct, torchode_direct
@@ -84,10 +84,10 @@ def count(case: Case, solve: Solve) -> tuple[Counts, Counts]:
     """The operations of a solve and of its backward pass; the loss belongs to neither."""
     value = case.value(solve())
     torch.autograd.grad(value, case.wrt)  # what is kept of a function is known from here on
-    with Counting() as forward:
+    with counting() as forward:
         ys = solve()
     grad = torch.autograd.grad(case.value(ys), ys, retain_graph=True)[0]
-    with Counting() as backward:
+    with counting() as backward:
         torch.autograd.grad(ys, case.wrt, grad)
     return forward, backward
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import quadjoint as qj
-from benchmarks.counting import Counting
+from benchmarks.counting import counting
 from benchmarks.measure import Contender, Limits, in_turns
 from benchmarks.output import ROOT, Record, parser, publish
 from benchmarks.problems import Case, build, cells
@@ -113,7 +113,7 @@ def measure(name: str, limits: Limits = LIMITS) -> Record:
         found: Record = {"kind": "overhead", "cell": name, "evaluations": evaluations}
         for kind, run in runs.items():
             run()
-            with Counting() as counts:
+            with counting() as counts:
                 run()
             found |= {f"{kind}_kernels": counts.totals()["kernels"], f"{kind}_calls": calls(run)}
         every = [Contender(run, {"method": kind}, 1e-3) for kind, run in runs.items()]

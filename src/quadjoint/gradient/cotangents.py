@@ -16,6 +16,7 @@ from torch import Tensor
 from quadjoint.autograd import private
 from quadjoint.errors import SolveError
 from quadjoint.solver.independent.loop import SampleIntegration
+from quadjoint.solver.independent.sample_observer import place
 from quadjoint.solver.integrate import Integration
 from quadjoint.solver.observe import Observer, SampleObserver
 from quadjoint.solver.spec import Spec
@@ -137,8 +138,7 @@ class Cotangents:
 def _observed(spec: Spec, run: Integration, device: torch.device) -> tuple[np.ndarray, Tensor | None, float]:
     """Times of the observations as they were collected, the samples that they are of, and the direction of time."""
     if isinstance(run, SampleIntegration):
-        places = [glance.place(spec.f.shape[0]) for glance in run.glances]
-        rows, times = (np.concatenate(parts) for parts in zip(*places, strict=True))
+        rows, times = place(run.glances, spec.f.shape[0])
         return times, torch.as_tensor(rows, device=device), 1.0
     observer = spec.make_observer()
     if isinstance(observer, SampleObserver):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -31,11 +31,28 @@ class Glance:
         assert self.rows is not None and self.theta is not None
         return step.scatter_at(self.rows, self.theta)
 
-    def place(self, batch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sample and time of each state, on the clock on which step n lasts from n to n + 1."""
-        rows = np.arange(batch) if self.rows is None else self.rows.cpu().numpy()
-        theta = np.zeros(len(rows)) if self.theta is None else self.theta.double().cpu().numpy()
-        return rows, self.step + theta
+
+def place(glances: Sequence[Glance], batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sample and time of every state, on the clock on which step n lasts from n to n + 1; by two looks of the host."""
+    rows, thetas = _at_host([glance.rows for glance in glances]), _at_host([glance.theta for glance in glances])
+    every = np.arange(batch)
+    samples = [every if found is None else found for found in rows]
+    times = [
+        np.full(len(found), float(glance.step)) if theta is None else glance.step + theta
+        for glance, found, theta in zip(glances, samples, thetas, strict=True)
+    ]
+    return np.concatenate(samples), np.concatenate(times)
+
+
+def _at_host(tensors: Sequence[Tensor | None]) -> list[np.ndarray | None]:
+    """All of these brought there at once; numbers with a fraction become doubles."""
+    present = [x for x in tensors if x is not None]
+    if not present:
+        return [None] * len(tensors)
+    joined = torch.cat(present).cpu()
+    joined = joined.double() if joined.is_floating_point() else joined
+    parts = iter(np.split(joined.numpy(), np.cumsum([len(x) for x in present])[:-1]))
+    return [None if x is None else next(parts) for x in tensors]
 
 
 class StepObserver:

@@ -107,7 +107,7 @@ STATS = {
     "backward_accepted_steps": "accepted steps of a backward solve (`adjoint`, `seminorm`, `gq-paper`)",
     "backward_rejected_steps": "rejected steps of a backward solve",
     "quadrature_nodes": "nodes at which the integrand of the parameter gradient was evaluated (`gq`, `gq-paper`)",
-    "gradient_error": "estimated relative error of the parameter gradient, of methods that have one; else None",
+    "gradient_error": "estimated relative error of the gradient, of methods that have one; else None",
     "method": "the gradient method that ran: what `auto` chose",
     "reason": "why it ran, in a sentence",
 }

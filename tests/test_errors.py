@@ -137,6 +137,14 @@ BAD_INPUT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "row up and down": ({"t": torch.tensor([[0.0, 1], [1, 1]])}, ValueError, r"t\[1\] must be strictly increasing"),
     "padding inside": ({"t": torch.tensor([[0.0, 1, 2], [0, NAN, 1]])}, ValueError, r"t\[1\] has NaN between times"),
     "padding first": ({"t": torch.tensor([[0.0, 1], [NAN, 1]])}, ValueError, r"the first column has no padding"),
+    # nothing to solve
+    "empty batch": ({"t": torch.empty(0, 2), "y0": torch.empty(0, 3)}, ValueError, r"times per sample.*shape \(0, 3\)"),
+    "empty independent": (
+        {"y0": torch.empty(0, 3), "independent": True},
+        ValueError,
+        r"independent=True needs a state",
+    ),
+    "empty implicit": ({"y0": torch.empty(3, 0), "method": "kvaerno5"}, ValueError, r"kvaerno5' needs a.*\(3, 0\)"),
     # combinations
     "discrete": ({"method": "explicit_adams", "gradient": "discrete"}, ValueError, r"'discrete'.*explicit_adams"),
     "reversible": ({"method": "dopri5", "gradient": "reversible"}, ValueError, r"needs method='alf'"),

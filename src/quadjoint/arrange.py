@@ -28,7 +28,7 @@ from quadjoint.solver.methods.compiled import with_compiled_steps
 from quadjoint.solver.observe import Observer, SampleObserver
 from quadjoint.solver.progress import bar, sample_bar
 from quadjoint.solver.spec import InitialValue, Method, Spec
-from quadjoint.solver.state import Layout, State, is_finite
+from quadjoint.solver.state import Layout, State, check_not_empty, is_finite
 from quadjoint.solver.structure import Structure
 from quadjoint.solver.times import check_times, common_clock, fill_padding
 
@@ -242,6 +242,7 @@ def _check_samples(y: Tensor, t: Tensor, layout: Layout, event_fn: Any, *, colum
         raise ValueError(
             f"t has times for {t.shape[0]} samples; y0 must have that first dimension, got {tuple(shapes[0])}."
         )
+    check_not_empty(shapes, "t with times per sample")
     if event_fn is not None:
         raise ValueError("event_fn needs times shared by the batch, t of shape (2,).")
     if t.shape[1] < columns:

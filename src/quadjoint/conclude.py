@@ -12,7 +12,7 @@ from quadjoint.arrange import Arranged
 from quadjoint.autograd import private
 from quadjoint.gradient.base import Outcome, Part, Task
 from quadjoint.gradient.flow import Crossing, Flow, shift
-from quadjoint.solver.clocks import on_the_host
+from quadjoint.solver.clocks import PiecewiseMap, on_the_host, wide
 from quadjoint.solver.independent.endings import Ending, Status, unreached
 from quadjoint.solver.independent.loop import SampleIntegration
 from quadjoint.solver.sample_clock import SampleClock
@@ -41,22 +41,29 @@ def conclude(arranged: Arranged, task: Task, out: Outcome, flow: Flow, *, in_tim
     interval = (0.0, 1.0) if isinstance(out.run, SampleIntegration) else arranged.spec.interval
     found = Solved(arranged.t, ys, task.stats, out.parts, flow, interval)
     if isinstance(out.run, SampleIntegration):
-        found = _end_of_samples(found, arranged, task, out.run, in_times=in_times)
+        found = _end_of_samples(found, arranged, out.run, in_times=in_times)
     else:
         if arranged.spec.event is not None:
-            found = _event(found, arranged, task, out.run.event_time)
+            found = _event(found, arranged, out.run.event_time)
             in_times = in_times or (found.event_time is not None and private.is_differentiated(found.event_time))
         if flow.per_sample:
-            ends = on_the_host(arranged.t[:, [0, -1]])
-            found = replace(found, clock=SampleClock(ends.T, ends[:, -1]))
+            found = replace(found, clock=_common_clock(arranged))
         if in_times:
             t = found.ts.T if flow.per_sample else found.ts
-            found = replace(found, ys=shift(flow, found.ys, t, params=task.params))
+            found = replace(found, ys=shift(flow, found.ys, t))
     unpacked = arranged.layout.unpack(found.ys, leading=1)
     return found if unpacked is found.ys else replace(found, ys=unpacked)
 
 
-def _event(found: Solved, arranged: Arranged, task: Task, event_time: float | None) -> Solved:
+def _common_clock(arranged: Arranged) -> SampleClock:
+    """Which times the samples have on the clock that they share."""
+    clock = arranged.spec.f.time_map
+    last = on_the_host(arranged.t[:, -1])
+    table = clock.table if isinstance(clock, PiecewiseMap) else arranged.t[:, [0, -1]]
+    return SampleClock(on_the_host(table).T, last)
+
+
+def _event(found: Solved, arranged: Arranged, event_time: float | None) -> Solved:
     """The event that ended a solve with steps that the batch shares, or the horizon."""
     spec, t, ys = arranged.spec, arranged.t, found.ys
     assert spec.event is not None
@@ -66,29 +73,35 @@ def _event(found: Solved, arranged: Arranged, task: Task, event_time: float | No
     else:
         end, ending = event_time, Ending.EVENT
         watch = spec.watch_event(spec.event, arranged.y0)
-        here = torch.full((), end, dtype=spec.f.time_dtype, device=ys.device)
-        event = Crossing(watch.least, found.flow, task.params).time(here, ys[-1]).to(t)
+        here = torch.full((), end, dtype=wide(ys.device), device=ys.device)
+        event = Crossing(watch.least, found.flow).time(here, ys[-1]).to(t)
         found = replace(found, event_index=watch.entry(here, ys[-1]))
     status = Status(torch.tensor(int(ending)), torch.tensor(end, dtype=torch.float64))
     return replace(found, ts=torch.stack([t[0], event]), event_time=event, interval=(start, end), status=status)
 
 
-def _end_of_samples(found: Solved, arranged: Arranged, task: Task, run: SampleIntegration, *, in_times: bool) -> Solved:
+def _end_of_samples(found: Solved, arranged: Arranged, run: SampleIntegration, *, in_times: bool) -> Solved:
     """Where the samples ended, each in its own way."""
     spec, t, ys, status = arranged.spec, arranged.t, found.ys, run.status
     samples = spec.samples
     assert samples is not None and status is not None
     event, ended_early = None, bool((status.codes != 0).any())
+    if bool(status.failed.any()):
+        found.flow.failed = status.failed
     if spec.event is not None:
-        event = _event_times(found, arranged, task, run)
+        event = _event_times(found, arranged, run)
     elif ended_early:
         event = torch.where(status.failed, status.t.to(t), t[:, -1])
+    first = t.shape[1] - 1  # of the columns that have the ends of samples
+    if event is not None and samples.padded is not None:
+        first = min(first, int((~samples.padded).all(0).sum()))
+        t = torch.where(samples.padded, event[:, None], t)
     if event is not None:
         t = torch.cat([t[:, :-1], event[:, None]], dim=1)
     if in_times:
-        ys = shift(found.flow, ys, t.T, params=task.params)
+        ys = shift(found.flow, ys, t.T)
     elif event is not None and event.requires_grad:
-        ys = torch.cat([ys[:-1], shift(found.flow, ys[-1:], event[None], params=task.params)])
+        ys = torch.cat([ys[:first], shift(found.flow, ys[first:], t[:, first:].T)])
     if ended_early:
         lost = unreached(samples.times, samples.sign, status.t)
         if samples.padded is not None:
@@ -108,7 +121,7 @@ def _end_of_samples(found: Solved, arranged: Arranged, task: Task, run: SampleIn
     )
 
 
-def _event_times(found: Solved, arranged: Arranged, task: Task, run: SampleIntegration) -> Tensor:
+def _event_times(found: Solved, arranged: Arranged, run: SampleIntegration) -> Tensor:
     """When each sample ended, differentiable in whatever that depends on; without an event, at its last time."""
     spec, t, index, status = arranged.spec, arranged.t, run.event_index, run.status
     samples, happening = spec.samples, spec.event
@@ -116,9 +129,10 @@ def _event_times(found: Solved, arranged: Arranged, task: Task, run: SampleInteg
     which = index.clamp(min=0)[:, None]
 
     def value(t: Tensor, y: Tensor) -> Tensor:
+        t, y = found.flow.fine(t, y)
         return happening(spec.f.time(samples.shaped(t)), y).reshape(len(samples), -1).gather(1, which)[:, 0]
 
-    crossing = Crossing(value, found.flow, task.params, happened=status.event)
+    crossing = Crossing(value, found.flow, happened=status.event)
     event = crossing.time(status.t, found.ys[-1]).to(t)
     event = torch.where(status.event, event, t[:, -1])
     return torch.where(status.failed, status.t.to(t), event) if bool(status.failed.any()) else event

@@ -169,12 +169,12 @@ def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -
         spec = how.adapt(spec)
         if spec is not arranged.spec:
             arranged, task = replace(arranged, spec=spec), replace(task, spec=spec)
-        flow = Flow(spec.f, y, task.snapshot, task.stats)
+        flow = Flow(spec.f, y, task.snapshot, task.stats, task.params)
         # Gradients in the times come from the flow at the observations, unless a fixed grid carries them.
         moving = private.is_differentiated(t) if transformed else t.requires_grad and wanted
         by_flow = moving and not (how.exact_clock and spec.solver.points is not None)
         if by_flow:
-            y = shift(flow, y, t[:, 0] if flow.per_sample else t[0], sign=-1.0, params=task.params)
+            y = shift(flow, y, t[:, 0] if flow.per_sample else t[0], sign=-1.0)
         out = how.apply(task, y, first) if first is not None and wanted else _forward(task, y, first)
     except SolveError as error:
         check_finite(arranged.y0, arranged.layout)

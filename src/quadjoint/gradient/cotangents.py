@@ -7,7 +7,7 @@ autograd's backward pass runs, before that of the solve itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ class Query:
     times: Sequence[float]
     rows: Tensor | None  # of the batch, if a state is that of one sample
     grads: Tensor
-    backward_pass: int | None
+    backward_pass: int | None = None
 
 
 class Mailbox:
@@ -42,10 +42,11 @@ class Mailbox:
         self.queries.append(Query(times, rows, grads, private.backward_pass()))
 
     def take(self) -> list[Query]:
-        """The queries of the running backward pass; what one that failed has left behind is dropped."""
+        """The queries of the running backward pass. Those of others stay: one may run inside of another."""
         now = private.backward_pass()
-        queries, self.queries = self.queries, []
-        return [query for query in queries if query.backward_pass == now]
+        taken = [query for query in self.queries if query.backward_pass == now]
+        self.queries = [query for query in self.queries if query.backward_pass != now]
+        return taken
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,22 @@ class Cotangents:
         back = np.argsort(self.order)
         index = torch.as_tensor(back, device=self.grads.device)
         return self.times[back], self.grads[index], None if self.rows is None else self.rows[index]
+
+    def apart(self, count: int) -> tuple[Tensor, Query | None]:
+        """The gradients of the ``count`` observations as they were collected, and those of states asked for later."""
+        times, grads, rows = self.as_made()
+        if len(times) == count:
+            return grads, None
+        return grads[:count], Query(times[count:].tolist(), None if rows is None else rows[count:], grads[count:])
+
+    def observations(self, count: int) -> tuple[Cotangents, Query | None]:
+        """Of a batch that shares its times, the ``count`` observations alone, and what was asked for later."""
+        grads, asked = self.apart(count)
+        if asked is None:
+            return self, None
+        own = np.arange(len(self.times)) if self.order is None else self.order
+        kept = own < count
+        return replace(self, times=self.times[kept], grads=grads, keys=self.keys[kept], order=None), asked
 
     def range_in_step(self, n: int) -> tuple[int, int]:
         """The range of the observations in step ``n``, past its start and up to its end."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,18 +23,38 @@ CHUNK = 64  # states at which the flow is evaluated at once
 
 
 class Flow:
-    """f(t, y) at many states, in the user's own times, as it was when the solve ran."""
+    """f(t, y) at many states, in the user's own times, as it was when the solve ran.
 
-    def __init__(self, f: Dynamics, y: Tensor, snapshot: Snapshot, stats: Stats) -> None:
-        self.snapshot, self.stats, self.per_sample = snapshot, stats, f.per_sample
+    ``params`` are what f is differentiated in. At the states of ``failed`` samples f need not be finite, and NaN times
+    zero would reach all that samples share. So it is evaluated at those of a sample that is fine, and the flow is zero.
+    """
+
+    def __init__(
+        self, f: Dynamics, y: Tensor, snapshot: Snapshot, stats: Stats, params: tuple[Tensor, ...] = ()
+    ) -> None:
+        self.snapshot, self.stats, self.params, self.per_sample = snapshot, stats, params, f.per_sample
         self.plain = f.remapped(y, None)
         self.plain.shape = f.shape
+        self.failed: Tensor | None = None  # shape (B,), once the solve has shown it
 
     def __call__(self, t: Tensor, y: Tensor) -> Tensor:
         """The flow at states ``y`` of shape (*t.shape, *state), for times per sample (*t.shape, *sample)."""
+        if self.failed is not None and bool(self.failed.all()):
+            return torch.zeros_like(y)
         self.stats.backward_evaluations += t.shape[:1].numel() if t.ndim > int(self.per_sample) else 1
         with self.snapshot.reinstated():
-            return self._per_sample(t, y) if self.per_sample else self._shared(t, y)
+            if not self.per_sample:
+                return self._shared(t, y)
+            rate = self._per_sample(*self.fine(t, y))
+        return rate if self.failed is None else rate.masked_fill(_aligned(self.failed, t, y), 0.0)
+
+    def fine(self, t: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Times and states, of shape (..., B) and (..., B, *sample), with those of failed samples replaced."""
+        if self.failed is None or bool(self.failed.all()):
+            return t, y
+        fine, axis = (~self.failed).int().argmax().reshape(1), t.ndim - 1
+        times, states = (x.detach().index_select(axis, fine) for x in (t, y))
+        return torch.where(self.failed, times, t), torch.where(_aligned(self.failed, t, y), states, y)
 
     def _shared(self, t: Tensor, y: Tensor) -> Tensor:
         if t.ndim == 0:
@@ -57,6 +77,11 @@ class Flow:
         dt = length.reshape(*begin.shape, *(1,) * (y.ndim - begin.ndim)).to(y.dtype.to_real())
         f = lambda t, y, nudge=0: self(t, y)  # noqa: E731
         return take_stages(_STEP, f, (begin, end), y, self(begin, y), dt=dt, length=length).y1
+
+
+def _aligned(samples: Tensor, t: Tensor, y: Tensor) -> Tensor:
+    """A number for each sample, shaped to broadcast against states ``y`` at times ``t``."""
+    return samples.reshape(-1, *(1,) * (y.ndim - t.ndim))
 
 
 class _Shift(torch.autograd.Function):
@@ -86,16 +111,16 @@ class _Shift(torch.autograd.Function):
         return None, None, g, ctx.sign * inner.to(t), *(None for _ in params)
 
 
-def shift(flow: Flow, y: Tensor, t: Tensor, *, sign: float = 1.0, params: Sequence[Tensor] = ()) -> Tensor:
+def shift(flow: Flow, y: Tensor, t: Tensor, *, sign: float = 1.0) -> Tensor:
     """Make ``y``, states at the times ``t`` (the leading dimensions of y), differentiable in ``t``.
 
-    Second derivatives in a time and in a parameter need the parameters of f among the inputs. Transforms of torch.func
-    differentiate the movement itself.
+    Second derivatives in a time and in a parameter need the parameters of f, which are inputs for that reason.
+    Transforms of torch.func differentiate the movement itself.
     """
     if private.is_transformed():
         begin, end = (t.detach(), t) if sign > 0 else (t, t.detach())
         return flow.move(y, begin, end)
-    return _Shift.apply(flow, sign, y, t, *params)
+    return _Shift.apply(flow, sign, y, t, *flow.params)
 
 
 class _EventTime(torch.autograd.Function):
@@ -140,11 +165,10 @@ class Crossing:
         self,
         value: Callable[[Tensor, Tensor], Tensor],
         flow: Flow,
-        params: Sequence[Tensor],
         *,
         happened: Tensor | None = None,
     ) -> None:
-        self.value, self.flow, self.params = value, flow, tuple(params)
+        self.value, self.flow = value, flow
         self.happened = torch.ones((), dtype=torch.bool) if happened is None else happened
         self.slope = torch.ones(())
 
@@ -182,11 +206,11 @@ class Crossing:
         with torch.enable_grad():
             state = y.detach().requires_grad_()
             value = self.value(t, state)
-            _, own = Frontier([state, *self.params]).explore(value)
+            _, own = Frontier([state, *self.flow.params]).explore(value)
         if not value.requires_grad or not (y.requires_grad or own):
             return t
         self.slope = self._checked_slope(t, y)
-        return _EventTime.apply(self, t, y, *self.params, *own)
+        return _EventTime.apply(self, t, y, *self.flow.params, *own)
 
     def _transformed_time(self, t: Tensor, y: Tensor) -> Tensor:
         if not private.is_differentiated(self.value(t, y)):

@@ -24,10 +24,13 @@ class Proof:
         stepper = task.spec.solver.eager
         self.slack = stepper.newton.slack(eps) if isinstance(stepper, ImplicitRungeKutta) else (0.0, 0.0)
 
-    def compare(self, found: Tensor, stored: Tensor, change: Tensor) -> None:
-        """Two states that should be equal up to the rounding of a ``change`` that led to them."""
+    def compare(self, found: Tensor, stored: Tensor, change: Tensor, *, steps: int = 1) -> None:
+        """Two states that should be equal up to the rounding of a ``change`` that led to them.
+
+        If so many ``steps`` were taken again since the last state that was kept, each may have left something.
+        """
         gap = _largest(found - stored)
-        relative, absolute = self.slack
+        relative, absolute = (steps * part for part in self.slack)
         allowed = self.relative * _largest(change) + (64 * self.eps + relative) * _largest(stored) + absolute
         ratio = gap / (allowed + torch.finfo(gap.dtype).tiny)
         self.worst = ratio if self.worst is None else torch.maximum(self.worst, ratio)

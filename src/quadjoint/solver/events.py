@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quadjoint.errors import SolveError
 from quadjoint.solver.dynamics import Dynamics
-from quadjoint.solver.protocols import Step
+from quadjoint.solver.protocols import Step, Time
 
 EventFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -33,19 +33,19 @@ class EventWatch:
                 f"The event function is zero at the initial time t = {t0:.6g} already; start past the event."
             )
 
-    def least(self, t: Tensor, y: Tensor) -> Tensor:
+    def least(self, t: Time, y: Tensor) -> Tensor:
         """Positive before the event; entries are combined by their minimum."""
-        return (self.event(t, y) * self.signs).min()
+        return (self.event(self.f.time(t), y) * self.signs).min()
 
     def entry(self, t: Tensor, y: Tensor) -> tuple[int, ...]:
         """Index of the entry that changed its sign first, at the event."""
         with torch.no_grad():
-            values = self.event(t, y.detach()) * self.signs
+            values = self.event(self.f.time(t), y.detach()) * self.signs
         return tuple(int(i) for i in np.unravel_index(int(values.argmin()), values.shape))
 
     def value(self, t: float, y: Tensor) -> float:
         with torch.no_grad():
-            return float(self.least(self.f.time(t), y.detach()))
+            return float(self.least(t, y.detach()))
 
     def crossed(self, step: Step) -> bool:
         return self.value(step.t1, step.y1) <= 0.0

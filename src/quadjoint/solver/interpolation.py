@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quadjoint.autograd import private
 from quadjoint.solver.protocols import Clock, Nudge, Step, Time, VectorField
 
 
@@ -27,7 +28,10 @@ class DenseOutput:
         return self.steps[min(index, len(self.steps) - 1)]
 
     def __call__(self, t: float) -> Tensor:
-        return self.step_at(t).evaluate([t])[0]
+        step = self.step_at(t)
+        if step.clock is None or not any(private.is_differentiated(end) for end in step.clock):
+            return step.evaluate([t])[0]
+        return step.evaluate_at(torch.as_tensor([t], dtype=torch.float64).to(step.clock[0]))[0]
 
     def many(self, times: Sequence[float]) -> Tensor:
         """States at several times (any order), stacked."""

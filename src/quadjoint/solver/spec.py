@@ -183,7 +183,8 @@ class Spec:
         observer: Observer | SampleObserver | GlanceObserver
         if isinstance(run, SampleIntegration):
             assert self.samples is not None
-            observer, points = GlanceObserver(run.glances), torch.stack([self.samples.shaped(t) for t in run.ends])
+            observer = GlanceObserver(run.glances, run.first)
+            points = torch.stack([self.samples.shaped(t) for t in run.ends])
             y0 = run.startable(y0)
         else:
             made = self.make_observer()

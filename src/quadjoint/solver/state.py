@@ -7,7 +7,7 @@ such are laid out in one flat vector, or, if each sample has its own times, in o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -156,3 +156,10 @@ def mixed_norm(parts: Sequence[Tensor]) -> Tensor:
     """The largest of the root mean squares of several tensors."""
     norms = [rms_norm(part) for part in parts if part.numel()]
     return torch.stack(norms).max() if norms else torch.zeros(())
+
+
+def check_not_empty(shapes: Iterable[torch.Size], what: str) -> None:
+    """Refuse states without a single number where something is made of each."""
+    if not any(math.prod(s) for s in shapes):
+        got = ", ".join(str(tuple(s)) for s in shapes)
+        raise ValueError(f"{what} needs a state of one number or more; y0 has shape {got}. Leave out an empty batch.")

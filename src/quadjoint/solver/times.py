@@ -79,12 +79,13 @@ def common_clock(method: Method, options: dict[str, Any], t: Tensor, y: Tensor) 
     out = dict(options)
     table = _breakpoints(t, out.pop("jump_t", None))
     longest = table.diff(dim=1).abs().amax(dim=0)  # that a unit of the common time, or a piece of it, stands for
+    unit = float(longest.max()) or 1.0  # if no sample has more than one time, there is nothing to step over
     for name in ("first_step", "min_step", "max_step"):
         if options.get(name) is not None:
-            out[name] = float(options[name]) / float(longest.max())
+            out[name] = float(options[name]) / unit
     if table.shape[1] == 2:
         if options.get("step_size") is not None:
-            out["step_size"] = float(options["step_size"]) / float(longest.max())
+            out["step_size"] = float(options["step_size"]) / unit
         return LinearMap(t, y), out
     out["jump_t"] = [float(k) for k in range(1, len(longest))]
     if out.pop("step_size", None) is not None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from quadjoint.gradient.base import Gradients, Task
 from quadjoint.gradient.continuous.augmented import AugmentedJacobian
 from quadjoint.gradient.continuous.integral import InState, Quadrature, QuadratureSum
-from quadjoint.gradient.cotangents import Cotangents
+from quadjoint.gradient.cotangents import Cotangents, Query
 from quadjoint.gradient.products import Products
 from quadjoint.solver.clocks import LinearMap, PiecewiseMap
 from quadjoint.solver.control import GridControl
@@ -71,24 +71,47 @@ def _common_clock(
     """
     clock = task.f.time_map
     assert isinstance(clock, LinearMap | PiecewiseMap)
+    own, asked = cotangents.apart(len(observer.rows))
     s = observer.times  # shape: (B, K)
-    kinks = np.minimum(np.arange(1.0, clock.end), s[:, -1:])
+    kinks, count = np.minimum(np.arange(1.0, clock.end), s[:, -1:]), s.shape[1]
+    grads, ys = observer.arrange(own), observer.arrange(run.ys)
+    if asked is not None:
+        queries, more = _by_sample(asked, s[:, -1])
+        s, grads = np.concatenate([s, queries], axis=1), torch.cat([grads, more])
+        ys = torch.cat([ys, torch.zeros_like(more)])  # nothing that z could be put back on
     positions = np.concatenate([kinks, s], axis=1)  # an observation comes after a discontinuity at the same time
     order = np.argsort(positions, axis=1, kind="stable")
     positions = np.take_along_axis(positions, order, axis=1)
     y = run.ys[:1].expand(len(s), *run.ys.shape[1:])
     f = task.f.remapped(y, PiecewiseMap(torch.as_tensor(clock.times(positions)), y))
-    # Column k of a row is an observation of the sample, or a discontinuity, at which nothing is observed.
-    which = torch.as_tensor(order - kinks.shape[1], device=y.device).T  # shape: (n, B)
-    seen, rows = which >= 0, torch.arange(len(s), device=y.device)
-    complete = (order >= kinks.shape[1]).all(axis=0)  # on the host
-    shape = (-1, *(1,) * (y.ndim - 1))
-    grads, ys = observer.arrange(cotangents.grads), observer.arrange(run.ys)
+    # Column k of a row is an observation of the sample, a state asked for later, or a discontinuity without either.
+    number = order - kinks.shape[1]
+    observed = (number >= 0) & (number < count)  # on the host
+    which = torch.as_tensor(number, device=y.device).T  # shape: (n, B)
+    rows, shape = torch.arange(len(s), device=y.device), (-1, *(1,) * (y.ndim - 1))
+    seen, known = which >= 0, torch.as_tensor(observed, device=y.device).T
     jumps: Jumps = {}
-    for k, (index, here) in enumerate(zip(which.clamp(min=0), seen, strict=True)):
-        mask = here.reshape(shape)
-        jumps[float(k)] = (grads[index, rows] * mask, ys[index, rows], None if complete[k] else mask)
+    for k, index in enumerate(which.clamp(min=0)):
+        g = grads[index, rows] * seen[k].reshape(shape)
+        jumps[float(k)] = (g, ys[index, rows], None if observed[:, k].all() else known[k].reshape(shape))
     return replace(task, spec=replace(task.spec, f=f)), jumps, positions
+
+
+def _by_sample(asked: Query, last: np.ndarray) -> tuple[np.ndarray, Tensor]:
+    """Times and gradients of states asked for later, as rows of the samples: shapes (B, m) and (m, B, *sample).
+
+    Samples of which fewer were asked for are asked for their ``last`` time with a gradient of zero.
+    """
+    assert asked.rows is not None
+    sample, batch = asked.rows.cpu().numpy(), len(last)
+    place = np.empty_like(sample)
+    for b in range(batch):
+        place[sample == b] = np.arange(int((sample == b).sum()))
+    times = np.repeat(last[:, None], int(place.max()) + 1, axis=1)
+    times[sample, place] = asked.times
+    grads = asked.grads.new_zeros(times.shape[1], batch, *asked.grads.shape[1:])
+    grads[torch.as_tensor(place, device=grads.device), asked.rows] = asked.grads
+    return times, grads
 
 
 class _BackwardSolve(VectorField):
@@ -117,7 +140,9 @@ class _BackwardSolve(VectorField):
     def _parameter(self, g: Tensor, p: Tensor) -> Tensor:
         """Undo ``_carried``."""
         if p.is_complex():
-            return (g if self.complex else torch.view_as_complex(g.contiguous())).to(p.dtype)
+            return (g if self.complex else torch.view_as_complex(g.clone(memory_format=torch.contiguous_format))).to(
+                p.dtype
+            )
         return (g.real if self.complex else g).to(p.dtype)
 
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:

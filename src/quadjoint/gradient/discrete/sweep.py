@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from quadjoint.gradient.products import Products
 from quadjoint.gradient.proof import Proof
 from quadjoint.solver.methods.runge_kutta_step import RungeKuttaStep
 from quadjoint.solver.methods.sums import combine
+from quadjoint.solver.observe import Observer
 from quadjoint.solver.protocols import Step, Stepper, Time
 
 
@@ -121,11 +123,16 @@ def replay(task: Task, record: StepRecord, y: Tensor, stepper: Stepper | None = 
 def clock_sweep(task: Task, memory: StepRecorder, cotangents: Cotangents) -> Gradients:
     """Fixed grids whose points are learnable: each step is replayed under autograd, its ends among the inputs."""
     products, stepper, proof = Products(task), task.spec.solver.eager, Proof(task)
-    observed = task.spec.make_observer().points
+    observer = task.spec.make_observer()
+    observed = observer.points
+    assert isinstance(observer, Observer)
     assert task.spec.solver.points is not None and observed is not None
     points, observed = task.spec.solver.points.detach(), observed.detach()
     grad_points, grad_observed = torch.zeros_like(points), torch.zeros_like(observed)
+    cotangents, asked = cotangents.observations(len(observed))
     a = torch.zeros_like(cotangents.grads[0])
+    asked_at = observer.sign * np.array([] if asked is None else asked.times)
+    in_step = np.searchsorted(cotangents.ends[1:-1], asked_at)
     for record, _ in memory.backwards(partial(replay, task), proof):
         n, (first, last) = record.index, cotangents.range_in_step(record.index)
         y0, ends = record.begin().detach().requires_grad_(), points[n : n + 2].clone().requires_grad_()
@@ -134,6 +141,10 @@ def clock_sweep(task: Task, memory: StepRecorder, cotangents: Cotangents) -> Gra
         with torch.enable_grad(), products.aliases if products.aliases else NOTHING:
             step = stepper.step(task.f, record.t0, record.t1, y0, nudge=record.nudge, clock=(ends[0], ends[1]))
             outs, grads = _observe(step, times, cotangents, first, last, a)
+            if asked is not None and (here := np.flatnonzero(in_step == n)).size:
+                at = torch.as_tensor(np.array(asked.times)[here], dtype=torch.float64)  # which stay where they are
+                outs.append(step.evaluate_at(at.to(ends)))
+                grads.append(asked.grads[torch.as_tensor(here, device=a.device)])
         products.watch(step.y1, y0, ends, times)
         inputs = (y0, ends, times, *products.targets)
         found: Any = torch.autograd.grad(outs, inputs, grads, retain_graph=True, allow_unused=True)

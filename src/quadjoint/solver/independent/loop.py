@@ -45,6 +45,11 @@ class SampleIntegration(Integration):
         return torch.where(self.lame.reshape(-1, *(1,) * (y0.ndim - 1)), well, y0)
 
     @property
+    def first(self) -> int:
+        """The number of the first step, which is not zero in the rest of a solve that was paused."""
+        return round(self.taken[0].t0) if self.taken else 0
+
+    @property
     def table(self) -> Tensor:
         """The times of all samples before and after every step, shape (steps + 1, B)."""
         return torch.stack(self.ends)

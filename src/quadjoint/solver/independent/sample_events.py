@@ -56,7 +56,9 @@ class SampleEvents:
                 f"E events; got {shape}."
             )
         if values.shape == (batch, batch) and batch > 1 and values.requires_grad:
-            found = torch.autograd.grad(values[0].sum(), (t, y), allow_unused=True)
+            with torch.enable_grad():
+                first = values[0].sum()
+            found = torch.autograd.grad(first, (t, y), allow_unused=True)
             if any(bool(g[1:].any()) for g in found if g is not None):
                 raise ValueError(
                     f"event_fn returned shape {shape}, in which the row of a sample depends on other samples. t has "

@@ -144,18 +144,18 @@ class StepObserver:
 
 
 class GlanceObserver:
-    """Collects the same states again when the steps of an independent solve are taken again."""
+    """Collects the same states again when the steps of an independent solve, from the ``first`` on, are taken again."""
 
     points = None
 
-    def __init__(self, glances: list[Glance]) -> None:
-        self.glances = glances
+    def __init__(self, glances: list[Glance], first: int) -> None:
+        self.glances, self.first = glances, first
         self.chunks: list[Tensor] = []
         self.y = torch.empty(0)
 
     def begin(self, y0: Tensor) -> None:
         self.y = y0
-        self._pass(self.glances[0].step if self.glances else 0)
+        self._pass(self.first)
 
     def collect(self, step: Step) -> None:
         n = round(step.t0)

@@ -18,7 +18,7 @@ from quadjoint.solver.independent.samples import DIRECTIONS, ON_FAILURE, Samples
 from quadjoint.solver.methods.catalogue import runge_kutta_of
 from quadjoint.solver.methods.implicit import ImplicitRungeKutta
 from quadjoint.solver.spec import Method
-from quadjoint.solver.state import Layout, Norm
+from quadjoint.solver.state import Layout, Norm, check_not_empty
 
 
 def check_batch(y0: Any, layout: Layout) -> None:
@@ -35,6 +35,7 @@ def check_batch(y0: Any, layout: Layout) -> None:
             "With independent=True, the first dimension of y0 counts the samples, and all its tensors share it; got "
             f"{got}."
         )
+    check_not_empty(shapes, "independent=True")
 
 
 def make_samples(

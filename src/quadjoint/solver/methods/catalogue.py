@@ -26,7 +26,7 @@ from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.methods.tableaus import TABLEAUS
 from quadjoint.solver.protocols import Stepper
 from quadjoint.solver.spec import InitialValue, Method, Solver
-from quadjoint.solver.state import Layout
+from quadjoint.solver.state import Layout, check_not_empty
 
 
 def _of_tableau(tableau: ButcherTableau) -> RungeKutta:
@@ -97,9 +97,11 @@ _cached = lru_cache(maxsize=64)(_of_tableau)
 
 @lru_cache(maxsize=64)
 def _interpolating(stepper: RungeKutta, interp: str) -> RungeKutta:
-    """The same steps with another continuous extension: straight lines, or one order more."""
+    """The same steps with another continuous extension: straight lines, cubics, or one order more."""
     if interp == "linear":
         return RungeKutta(stepper.tableau.linear(), stepper)
+    if interp == "cubic":
+        return RungeKutta(stepper.tableau.cubic())
     return RungeKutta(refine_extension(stepper.tableau))
 
 
@@ -137,11 +139,13 @@ def _stepper(method: Method, options: dict[str, Any], y0: Tensor, *, rtol: Any, 
     stepper = runge_kutta_of(method)
     interp = _interp(method, stepper, options)
     if isinstance(stepper, ImplicitRungeKutta):
+        check_not_empty([y0.shape], f"method={method!r}")
         newton = _newton(options, rtol=rtol, atol=atol, adaptive=stepper.adaptive and not _on_grid(options))
-        own = ImplicitRungeKutta(stepper.tableau, newton=newton)
+        tableau = stepper.tableau.cubic() if interp == "cubic" else stepper.tableau
+        own = ImplicitRungeKutta(tableau, newton=newton)
         return own if interp != "linear" else ImplicitRungeKutta(stepper.tableau.linear(), own, newton=newton)
     if stepper is not None:
-        return _interpolating(stepper, interp) if interp in ("linear", "quintic") else stepper
+        return stepper if interp is None else _interpolating(stepper, interp)
     if not isinstance(method, str):
         assert isinstance(method, Stepper)
         return method
@@ -181,13 +185,17 @@ def _newton(options: dict[str, Any], *, rtol: Any, atol: Any, adaptive: bool) ->
     return NewtonSettings(rtol, atol, most, source) if adaptive else NewtonSettings(None, atol, most, source)
 
 
-def _interp(method: Method, stepper: RungeKutta | None, options: dict[str, Any]) -> str:
-    """How states between steps are found; the default comes first."""
-    kinds = ("quartic", "quintic") if stepper is not None and refinable(stepper.tableau) else ("cubic", "linear")
+def _interp(method: Method, stepper: RungeKutta | None, options: dict[str, Any]) -> str | None:
+    """How states between steps are found, if not in the method's own way, which comes first."""
+    kinds = ("cubic", "linear")
+    if stepper is not None and refinable(stepper.tableau):
+        kinds = ("quartic", "quintic")
+    elif stepper is not None and stepper.order == 1:
+        kinds = ("linear", "cubic")
     interp = options.get("interp", kinds[0])
     if interp not in kinds:
         raise ValueError(f"options['interp'] must be one of {', '.join(kinds)} for method {method!r}; got {interp!r}.")
-    return interp
+    return None if interp == kinds[0] else str(interp)
 
 
 def known_options(method: Method) -> set[str]:

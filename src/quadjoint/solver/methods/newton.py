@@ -54,12 +54,15 @@ class NewtonSettings:
         return max(min(0.03, math.sqrt(rtol)), 1e-4)
 
     def slack(self, eps: float) -> tuple[float, float]:
-        """Relative and absolute difference of two solutions of the same equations, with room."""
+        """Relative and absolute difference of two solutions of the same equations, with room.
+
+        Iterations that begin elsewhere end elsewhere: where they stop is judged by an estimate of the contraction.
+        """
         if self.rtol is None or self.atol is None:
             rounding = self.negligible(eps)
             return 4.0 * eps**0.5, 10.0 * (float(rounding.max()) if isinstance(rounding, Tensor) else rounding)
         rtol, atol = (float(x.max()) if isinstance(x, Tensor) else x for x in (self.rtol, self.atol))
-        return 10.0 * self.kappa * rtol, 10.0 * self.kappa * atol
+        return 100.0 * self.kappa * rtol, 100.0 * self.kappa * atol
 
     def negligible(self, eps: float) -> float | Tensor:
         """Changes of stages on a fixed grid that may be nothing but the rounding of f, however small the state is."""

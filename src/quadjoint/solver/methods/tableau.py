@@ -151,6 +151,10 @@ class ButcherTableau:
             dense_order=1,
         )
 
+    def cubic(self) -> ButcherTableau:
+        """The same method with the cubic Hermite polynomial, also if it is of order one."""
+        return replace(self, **_cubic_extension(self.order, self.a, self.b))
+
     def _check_shapes(self) -> None:
         s, e = self.b.size, self.c_extra.size
         expected: dict[str, tuple[int, ...]] = {
@@ -234,15 +238,22 @@ def hermite_extension(b: np.ndarray, first: int = 0, last: int = -1) -> np.ndarr
 
 
 def _default_extension(order: int, a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
-    """The cubic with the extra stages that its slopes need; of order one, the straight line."""
+    """The cubic; of order one, the straight line."""
+    if order == 1:
+        return {"c_extra": np.empty(0), "a_extra": np.empty((0, len(b))), "dense": b[:, None], "dense_order": 1}
+    return _cubic_extension(order, a, b)
+
+
+def _cubic_extension(order: int, a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
+    """The cubic Hermite polynomial with the extra stages that its slopes need."""
     s = len(b)
-    starts, ends = order == 1 or not a[0].any(), order == 1 or np.array_equal(a[-1], b)  # slopes that are stages
+    starts, ends = not a[0].any(), np.array_equal(a[-1], b)  # slopes that are stages
     extra = [*([0.0] if not starts else []), *([1.0] if not ends else [])]
     padded = np.append(b, np.zeros(len(extra)))
     slopes = 0 if starts else s, s - 1 if ends else -1
     return {
         "c_extra": np.array(extra),
         "a_extra": np.outer(extra, padded),
-        "dense": b[:, None] if order == 1 else hermite_extension(padded, *slopes),
+        "dense": hermite_extension(padded, *slopes),
         "dense_order": min(order, 3),
     }

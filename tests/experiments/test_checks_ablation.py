@@ -32,14 +32,16 @@ def test_more_cosines_pay_little():
             off = 1 + seed / 100
             for n, k, t in zip((5, 50), kl, seconds, strict=True):
                 result = {"final": {"test_kl": k * off}, "seconds_per_gradient": t * off}
-                made.append(run("a", seed=seed, study="cosines", cosines=n, result=result))
+                made += [run(m, seed=seed, study="cosines", cosines=n, result=result) for m in ("a", "gq-paper")]
         return made
 
     check = pays_little(Series("cosines", "cosines", ("final", "test_kl"), "a"), (5, 50))
     assert check(records((0.07, 0.06), (1.0, 4.0))).verdict is AGREES
     assert check(records((0.60, 0.06), (1.0, 1.5))).verdict is DISAGREES
     worse = check(records((0.05, 0.10), (1.0, 4.0)))
-    assert worse.verdict is AGREES and "TEST_KL" not in worse.words and "KL larger by a factor of 2.00" in worse.words
+    assert worse.verdict is AGREES
+    assert "TEST_KL" not in worse.words and "KL of a larger by a factor of 2.00" in worse.words
+    assert check([r for r in records((0.07, 0.06), (1.0, 4.0)) if r["config"]["method"] == "a"]).verdict is MISSING
     assert check([]).verdict is MISSING
 
 

@@ -94,8 +94,9 @@ def _end_of_samples(found: Solved, arranged: Arranged, run: SampleIntegration, *
         event = torch.where(status.failed, status.t.to(t), t[:, -1])
     first = t.shape[1] - 1  # of the columns that have the ends of samples
     if event is not None and samples.padded is not None:
-        first = min(first, int((~samples.padded).all(0).sum()))
-        t = torch.where(samples.padded, event[:, None], t)
+        padded = samples.padded.to(t.device)
+        first = min(first, int((~padded).all(0).sum()))
+        t = torch.where(padded, event[:, None], t)
     if event is not None:
         t = torch.cat([t[:, :-1], event[:, None]], dim=1)
     if in_times:

@@ -104,9 +104,9 @@ def _by_sample(asked: Query, last: np.ndarray) -> tuple[np.ndarray, Tensor]:
     """
     assert asked.rows is not None
     sample, batch = asked.rows.cpu().numpy(), len(last)
+    counts = np.bincount(sample, minlength=batch)
     place = np.empty_like(sample)
-    for b in range(batch):
-        place[sample == b] = np.arange(int((sample == b).sum()))
+    place[np.argsort(sample, kind="stable")] = np.arange(len(sample)) - np.repeat(counts.cumsum() - counts, counts)
     times = np.repeat(last[:, None], int(place.max()) + 1, axis=1)
     times[sample, place] = asked.times
     grads = asked.grads.new_zeros(times.shape[1], batch, *asked.grads.shape[1:])
@@ -140,9 +140,9 @@ class _BackwardSolve(VectorField):
     def _parameter(self, g: Tensor, p: Tensor) -> Tensor:
         """Undo ``_carried``."""
         if p.is_complex():
-            return (g if self.complex else torch.view_as_complex(g.clone(memory_format=torch.contiguous_format))).to(
-                p.dtype
-            )
+            if not self.complex:  # in a copy, as pairs need not begin at an even place of the state
+                g = torch.view_as_complex(g.clone(memory_format=torch.contiguous_format))
+            return g.to(p.dtype)
         return (g.real if self.complex else g).to(p.dtype)
 
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:

@@ -13,6 +13,7 @@ from quadjoint.autograd import private
 from quadjoint.conclude import Solved
 from quadjoint.gradient.base import evaluate
 from quadjoint.gradient.flow import shift
+from quadjoint.solver.clocks import on_the_host
 from quadjoint.solver.state import Layout
 
 
@@ -64,7 +65,7 @@ class Solution:
                 f"{tuple(given.shape)}."
             )
         times = given.T if given.ndim == 2 else given.reshape(-1, 1).expand(-1, batch)  # (K, B)
-        places, past = self._clock.locate(times.detach().to("cpu", torch.float64).numpy())
+        places, past = self._clock.locate(on_the_host(times))
         values = self._evaluate(places.reshape(-1), np.tile(np.arange(batch), len(times)))
         values = values.reshape(*times.shape, *values.shape[1:])
         if private.is_differentiated(given):

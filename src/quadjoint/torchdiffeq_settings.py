@@ -13,7 +13,7 @@ from quadjoint.errors import nearest, warn_once
 from quadjoint.gradient import ContinuousAdjoint, Gradient
 from quadjoint.gradient.continuous.integral import InState
 from quadjoint.solver.methods import catalogue
-from quadjoint.solver.methods.catalogue import RUNGE_KUTTA, known_options
+from quadjoint.solver.methods.catalogue import is_adaptive, known_options
 from quadjoint.solver.state import Layout, State
 from quadjoint.solver.structure import Structure
 
@@ -53,9 +53,7 @@ def _on_flat_states(construct: Callable[..., Tensor], layout: Layout) -> Callabl
 
 
 def _is_adaptive(method: str) -> bool:
-    if method in _FIXED_HERE:
-        return False
-    return method == "alf" or (method in RUNGE_KUTTA and RUNGE_KUTTA[method].adaptive)
+    return method not in _FIXED_HERE and is_adaptive(method)
 
 
 def _known_options(method: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from quadjoint.errors import warn_once
 from quadjoint.gradient import Gradient
 from quadjoint.gradient.first import Only
 from quadjoint.ode import odeint
-from quadjoint.solver.methods.catalogue import METHODS, RUNGE_KUTTA, known_options
+from quadjoint.solver.methods.catalogue import METHODS, RUNGE_KUTTA, is_adaptive, known_options
 
 Field = Callable[..., Any]
 
@@ -181,16 +181,27 @@ def solver_options(
     if "jump_t" in known and not {"jump_t", "step_t"} & {*options}:
         kinks, bends = getattr(X, "kinks", None), None
         if "step_t" in known and isinstance(X, PiecewisePath | TupleControl):
-            bends = X.bends(float(torch.as_tensor(rtol).min()))
+            bends = X.bends(_least(rtol))
         if kinks is not None and kinks.ndim == 2 and bends is not None:
             kinks, bends = torch.cat([kinks, bends], dim=1), None
+        elif kinks is not None and bends is not None:
+            bends = bends[~torch.isin(bends.detach(), kinks.detach())]  # steps end at kinks in any case
         if kinks is not None:
             options["jump_t"] = kinks
         if bends is not None:
             options["step_t"] = bends
-    if interp is not None and "grid_constructor" in known:
+    if interp is not None and not is_adaptive(method):
         options.setdefault("interp", interp)
     return options
+
+
+def _least(rtol: Any) -> float:
+    """The smallest of relative tolerances, which may be given for every tensor of the state."""
+    if isinstance(rtol, dict):
+        return min(_least(part) for part in rtol.values())
+    if isinstance(rtol, tuple | list):
+        return min(_least(part) for part in rtol)
+    return float(torch.as_tensor(rtol).min())
 
 
 def _check_backend(backend: str, settings: dict[str, Any]) -> None:

@@ -180,6 +180,10 @@ class Stepper(Protocol):
         """The stepper with the method's own continuous extension, whatever observations are made with."""
         return self
 
+    def within(self, rtol: float | Tensor, atol: float | Tensor) -> Stepper:
+        """The stepper with tolerances for a state of another shape, if it iterates within its steps."""
+        return self
+
     def step(
         self,
         f: VectorField,

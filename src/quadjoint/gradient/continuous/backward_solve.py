@@ -238,7 +238,8 @@ class _BackwardSolve(VectorField):
         if forward.grid is not None and how.method is None and "step_size" not in options:
             perturb = forward.make_control().perturb or self.task.f.time_map is not None
             grid = self._backward_grid(forward.grid)
-            return Solver(method, forward.smooth, partial(GridControl, grid, perturb=perturb), forward.settings, grid)
+            stepper = forward.smooth.within(rtol, atol)
+            return Solver(method, stepper, partial(GridControl, grid, perturb=perturb), forward.settings, grid)
         options.setdefault("norm", self.norm)
         if method == "scipy_solver" and isinstance(forward.stepper, Scipy):
             options = {**forward.stepper.given, **options}

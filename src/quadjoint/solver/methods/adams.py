@@ -73,6 +73,11 @@ class Adams(Stepper):
         out.linear = False
         return out
 
+    def within(self, rtol: float | Tensor, atol: float | Tensor) -> Adams:
+        out = copy.copy(self)
+        out.rtol, out.atol = rtol, atol
+        return out
+
     def step(
         self,
         f: VectorField,

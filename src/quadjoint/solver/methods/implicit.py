@@ -140,6 +140,10 @@ class ImplicitRungeKutta(RungeKutta):
         self.filter = alike[0] if alike else StageMatrix(np.array([[gamma]]))
         self.defect = _defect((smooth or self).tableau)
 
+    def within(self, rtol: float | Tensor, atol: float | Tensor) -> ImplicitRungeKutta:
+        newton = replace(self.newton, rtol=None if self.newton.rtol is None else rtol, atol=atol)
+        return ImplicitRungeKutta(self.tableau, self._smooth, newton=newton)  # type: ignore[arg-type]
+
     @property
     def twice(self) -> ImplicitRungeKutta:
         return ImplicitRungeKutta(self.tableau, self._smooth, newton=self.newton, corrections=2)  # type: ignore[arg-type]

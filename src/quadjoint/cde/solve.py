@@ -15,6 +15,7 @@ from quadjoint.gradient import Gradient
 from quadjoint.gradient.first import Only
 from quadjoint.ode import odeint
 from quadjoint.solver.methods.catalogue import METHODS, RUNGE_KUTTA, is_adaptive, known_options
+from quadjoint.solver.structure import Structure
 
 Field = Callable[..., Any]
 
@@ -197,11 +198,7 @@ def solver_options(
 
 def _least(rtol: Any) -> float:
     """The smallest of relative tolerances, which may be given for every tensor of the state."""
-    if isinstance(rtol, dict):
-        return min(_least(part) for part in rtol.values())
-    if isinstance(rtol, tuple | list):
-        return min(_least(part) for part in rtol)
-    return float(torch.as_tensor(rtol).min())
+    return min(float(torch.as_tensor(part).min()) for part in Structure.of(rtol).flatten(rtol))
 
 
 def _check_backend(backend: str, settings: dict[str, Any]) -> None:

@@ -29,9 +29,7 @@ class Flow:
     zero would reach all that samples share. So it is evaluated at those of a sample that is fine, and the flow is zero.
     """
 
-    def __init__(
-        self, f: Dynamics, y: Tensor, snapshot: Snapshot, stats: Stats, params: tuple[Tensor, ...] = ()
-    ) -> None:
+    def __init__(self, f: Dynamics, y: Tensor, snapshot: Snapshot, stats: Stats, params: tuple[Tensor, ...]) -> None:
         self.snapshot, self.stats, self.params, self.per_sample = snapshot, stats, params, f.per_sample
         self.plain = f.remapped(y, None)
         self.plain.shape = f.shape

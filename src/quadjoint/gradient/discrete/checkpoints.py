@@ -121,16 +121,15 @@ class StepRecorder:
         if self.stages:
             yield from ((record, None) for record in reversed(self.records))
             return
-        kept, end, behind, first = dict(self.states), len(self.records), self.end, 0
+        kept, end, behind = dict(self.states), len(self.records), self.end
 
         def fill(record: StepRecord, y: Tensor) -> tuple[StepRecord, RungeKuttaStep]:
             step = replay(record, y)
             if record.index == end - 1 and behind is not None:
-                proof.compare(step.y1, behind, step.y1 - y, steps=end - first)
+                proof.compare(step.y1, behind, step.y1 - y, steps=end - start)
             return replace(record, inputs=step.inputs, start=y), step
 
         for start in sorted(kept, reverse=True):
-            first = start
             spare = end - start if self.max_states is None else self.max_states - len(kept)
             y = kept.pop(start)
             yield from _reverse(self.records, start, end, y, spare, fill, lambda r, y: replay(r, y).y1)

@@ -143,13 +143,7 @@ class ButcherTableau:
 
     def linear(self) -> ButcherTableau:
         """The same method with the straight line between y0 and y1: b_i(theta) = theta b_i."""
-        return replace(
-            self,
-            c_extra=np.empty(0),
-            a_extra=np.empty((0, self.stages)),
-            dense=self.b[:, None],
-            dense_order=1,
-        )
+        return replace(self, **_linear_extension(self.b))
 
     def cubic(self) -> ButcherTableau:
         """The same method with the cubic Hermite polynomial, also if it is of order one."""
@@ -239,9 +233,11 @@ def hermite_extension(b: np.ndarray, first: int = 0, last: int = -1) -> np.ndarr
 
 def _default_extension(order: int, a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
     """The cubic; of order one, the straight line."""
-    if order == 1:
-        return {"c_extra": np.empty(0), "a_extra": np.empty((0, len(b))), "dense": b[:, None], "dense_order": 1}
-    return _cubic_extension(order, a, b)
+    return _linear_extension(b) if order == 1 else _cubic_extension(order, a, b)
+
+
+def _linear_extension(b: np.ndarray) -> dict[str, Any]:
+    return {"c_extra": np.empty(0), "a_extra": np.empty((0, len(b))), "dense": b[:, None], "dense_order": 1}
 
 
 def _cubic_extension(order: int, a: np.ndarray, b: np.ndarray) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from benchmarks.methods import Runner
+from quadjoint.experiments.timing import commit, processor, version
 from quadjoint.experiments.timing import peak_memory as bytes_at_peak
-from quadjoint.experiments.timing import processor, version
 
 PACKAGES = ("quadjoint", "torch", "numpy", "torchdiffeq", "torchode", "diffrax", "jax", "torchsde")
 # Methods that aims compare: however slow, each is timed in some turns with the others.
@@ -166,6 +166,7 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(_memory() / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
+        "commit": commit(),
         "versions": {name: version(name) for name in PACKAGES},
     }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import machine
+from benchmarks.report import machine_text
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -16,12 +17,11 @@ Record = dict[str, Any]
 
 
 def write(name: str, records: Iterable[Record], text: str, folder: Path) -> None:
-    """The records as ``name.jsonl``, after a line about the machine, and their table as ``name.md``."""
+    """The records as ``name.jsonl`` and their table as ``name.md``, both with a line about the machine."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.jsonl").write_text(
-        "".join(json.dumps(r) + "\n" for r in (machine(), *records)), encoding="utf-8"
-    )
-    (folder / f"{name}.md").write_text(f"{text.strip()}\n", encoding="utf-8")
+    here = machine()
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (here, *records)), encoding="utf-8")
+    (folder / f"{name}.md").write_text(f"{text.strip()}\n\n{machine_text([here])}\n", encoding="utf-8")
 
 
 def load(name: str, folder: Path = RESULTS) -> list[Record]:

@@ -219,6 +219,19 @@ def test_times_in_the_readme_are_those_of_the_committed_benchmarks() -> None:
     assert "\n".join(table([json.loads(line) for line in lines])) in (ROOT / "README.md").read_text()
 
 
+def test_the_readme_says_of_the_experiments_what_their_report_says() -> None:
+    report = (ROOT / "results" / "evening" / "report.html").read_text(encoding="utf-8")
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    pattern = r"Of the (\d+) statements of the paper .*? (\d+ agree with these runs, .*? were not measured)\."
+    every, verdicts = re.search(pattern, report, re.DOTALL).groups()
+    runs, hours, minutes = re.search(r"(\d+) runs, (\d+):(\d\d) h of computation", report).groups()
+    tables = [table for table in re.findall(r"<table.*?</table>", report, re.DOTALL) if "<th>we say</th>" in table]
+    ours = re.findall(r'<td class="[a-z]+">([^<]*)<', "".join(tables))
+    assert f"Of {every} statements of the paper {verdicts}" in readme
+    assert f"its {runs} runs took {int(hours) + int(minutes) / 60:.1f} hours in sum" in readme
+    assert f"of {len(ours)} statements of our own, {ours.count('holds')} hold." in readme
+
+
 @pytest.mark.parametrize("module", ["independent", "launches", "overhead", "step_graphs", "stiff"])
 def test_tables_on_pages_are_those_of_the_committed_benchmarks(module: str) -> None:
     from benchmarks.output import between_marks, load

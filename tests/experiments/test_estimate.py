@@ -81,8 +81,8 @@ def test_a_run_twice_as_long_is_expected_to_take_twice_the_training():
 
 
 def test_the_table_of_times_is_that_of_the_committed_sweep():
-    """Within a factor of three in all; else renew it: python -m quadjoint.experiments.estimate results/quick."""
-    records = [r for r in store.read(ROOT / "results" / "quick").records if r["status"] == "done"]
+    """Within a factor of three in all; else renew it: python -m quadjoint.experiments.estimate results/evening."""
+    records = [r for r in store.read(ROOT / "results" / "evening").records if r["status"] == "done"]
     assert len(records) > 100
     said = sum(expected(r["experiment"], r["config"]) or 0.0 for r in records)
     assert 1 / 3 < said / sum(r["seconds"] for r in records) < 3
@@ -119,6 +119,6 @@ def test_the_clock_is_expected_to_take_the_steps_of_its_methods():
     }
     cells = summarise([record])
     assert [(c.experiment, c.settings["method"], c.step) for c in cells] == [
-        ("clock", "adjoint", 2.0),
-        ("clock", "paper:gq", 2.0),
+        ("clock", "adjoint", 1.0),  # without waiting for a processor
+        ("clock", "paper:gq", 1.0),
     ]

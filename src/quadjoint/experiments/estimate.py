@@ -1,8 +1,9 @@
 """How long runs will take: from recorded runs, scaled to the size of a run and to the speed of this machine.
 
-``seconds.json`` has what runs of every kind took on one core. It is made from a finished sweep by
+``seconds.json`` has what runs of every kind took on one core; their steps without waiting for a processor that other
+runs had. It is made from a finished sweep by
 
-    python -m quadjoint.experiments.estimate results/quick
+    python -m quadjoint.experiments.estimate results/evening
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from quadjoint.experiments.clock import VARIED
 from quadjoint.experiments.config import as_dict
 from quadjoint.experiments.execute import Job
 from quadjoint.experiments.faults import ODD_RECORD
-from quadjoint.experiments.records import CLOCK, clocked, value
+from quadjoint.experiments.records import CLOCK, clocked, step_seconds, value
 
 TABLE = Path(__file__).with_name("seconds.json")
 _ROWS = ("points", "curves", "starts", "round_images", "train_images")  # what an experiment calls its training samples
@@ -240,7 +241,7 @@ def _rest(record: dict[str, Any]) -> float:
 
 
 def _cell(experiment: str, settings: dict[str, Any], group: list[dict[str, Any]], evaluation: float) -> Cell:
-    step = _mean(record["result"].get("seconds_per_gradient", 0.0) for record in group)
+    step = _mean(step_seconds(record) or 0.0 for record in group)
     each = evaluation if step else 0.0  # nothing is trained where there is no step
     once = [max(0.0, _rest(record) - each * _evaluated(record["config"])) for record in group]
     return Cell(experiment, settings, step=_short(step), once=_short(_mean(once)), evaluation=_short(each))

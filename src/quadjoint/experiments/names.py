@@ -15,7 +15,7 @@ EXPERIMENTS = {
 }
 
 PRESETS = {
-    "quick": "an hour of one core: few widths and seeds",
+    "quick": "two hours of one core: few widths and seeds",
     "evening": "an evening of two cores: the paper's epochs and learning rates at widths that fit; fewer images",
     "paper": "the paper's grid: thousands of runs",
 }

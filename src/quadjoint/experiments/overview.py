@@ -85,8 +85,8 @@ def glance(results: store.Results) -> list[str]:
     counts = Counter(verdict for _, verdict in every)
     sentences = [
         f"Of the {len(every)} statements of the paper that are checked here, {counts[Verdict.AGREES]} agree with these "
-        f"runs, {counts[Verdict.DISAGREES]} disagree, {counts[Verdict.UNDECIDED]} cannot be told from the noise, and "
-        f"{counts[Verdict.MISSING]} were not measured."
+        f"runs, {counts[Verdict.DISAGREES]} disagree, {counts[Verdict.UNDECIDED]} are left open by noise or size, "
+        f"and {counts[Verdict.MISSING]} were not measured."
     ]
     sentences.append(_times(rows(results)))
     wrong = Counter(name for name, verdict in every if verdict is Verdict.DISAGREES)

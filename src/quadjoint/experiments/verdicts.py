@@ -18,8 +18,9 @@ from quadjoint.experiments.records import Records
 THEIRS = "gq-paper"  # the paper's method
 RULE = (
     "A statement agrees if it holds over the whole 95 % confidence interval of what was measured (Student’s t over "
-    "seeds, over repeated steps or, for the exponential, over end times; a method with one seed has the spread of the "
-    "others), disagrees if it holds nowhere in the interval, and otherwise these runs cannot tell."
+    "seeds, one by one where both sides have them, over repeated steps or, for the exponential, over end times; a "
+    "method with one seed has the spread of the others), disagrees if it holds nowhere in the interval, and otherwise "
+    "these runs cannot tell."
 )
 # Half of the 95 % interval in standard errors, by degrees of freedom from 1 to 30.
 _STUDENT = (

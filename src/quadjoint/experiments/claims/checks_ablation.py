@@ -20,6 +20,7 @@ from quadjoint.experiments.verdicts import (
     all_of,
     below,
     plain,
+    ranged,
     short,
     spread,
     within,
@@ -144,7 +145,8 @@ def like_regular(method: str, epochs: int, *, lower: bool = False) -> Check:
             groups = [list(group.values()) for group in (regular, irregular)]
             allowed = sum(statistics.stdev(group) if len(group) > 1 else 0.0 for group in groups)
             verdicts.append(below(off, 0.0) if lower else within(off, -allowed, allowed))
-            words.append(f"{times} times: regular {spread(groups[0])}, irregular {spread(groups[1])}")
+            pair = f"regular {spread(groups[0])}, irregular {spread(groups[1])}"
+            words.append(f"{times} times: {pair}, apart by {ranged(off)}")
         return Finding(all_of(verdicts), f"{method}, MSE with {'; with '.join(words)}") if verdicts else UNKNOWN
 
     return check

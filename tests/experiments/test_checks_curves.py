@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.synthetic import curved
+from experiments.synthetic import clocked, curved
 from quadjoint.experiments.claims.checks_curves import matching_curves, sooner
 from quadjoint.experiments.verdicts import Verdict
 
@@ -57,3 +57,15 @@ def test_how_low_a_run_ends_is_no_speed():
     early, late = [4.0, 0.4, 0.1, 0.1, 0.1, 0.1], [4.0, 0.4, 0.2, 0.2, 0.2, 0.1]
     finding = sooner("a", "b", "loss", least=5)(curved("a", [early] * 2) + curved("b", [late] * 2))
     assert finding.verdict is DISAGREES and "takes 1.00 " in finding.words
+
+
+def test_the_time_to_a_loss_is_as_uncertain_as_the_clock():
+    """Seeds that all reach the loss in the same epoch have no spread, but the pace of the epochs has."""
+    falling = [[4.0, 2.0, 0.4]] * 3
+    trained = curved("a", falling) + curved("b", falling)
+    check = sooner("a", "b", "loss", least=5)
+    steady = [clocked("a", [1.0, 1.01, 0.99]), clocked("b", [1.5, 1.51, 1.49])]
+    unsteady = [clocked("a", [1.0, 2.0, 0.5]), clocked("b", [1.5, 0.7, 3.0])]
+    assert check(trained + steady).verdict is AGREES
+    assert check(trained + unsteady).verdict is OPEN
+    assert "takes 1.50 (1." in check(trained + steady).words

@@ -6,8 +6,19 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from quadjoint.experiments.claims.checks_time import FASTER, LARGE, as_ratio, runs_by_seed, widths_of
-from quadjoint.experiments.records import WIDTHS, Record, Records, by, epoch_seconds, methods_of, of_study, where
+from quadjoint.experiments.claims.checks_time import FASTER, LARGE, as_ratio, log_ratio, runs_by_seed, widths_of
+from quadjoint.experiments.records import (
+    CLOCK,
+    WIDTHS,
+    Record,
+    Records,
+    by,
+    by_size,
+    epoch_seconds,
+    methods_of,
+    of_study,
+    where,
+)
 from quadjoint.experiments.verdicts import (
     THEIRS,
     UNKNOWN,
@@ -94,9 +105,9 @@ def sooner(first: str, second: str, curve: str, *, least: int = LARGE) -> Check:
     """At the largest trained width, the first method's loss reaches a level before the second's, in time.
 
     The level is a tenth of the first loss, or the lowest that both reach; of each seed by itself. Steps take as long as
-    the clock says, if it has run. With a single seed, other methods of which there are several tell how much the time
-    to this level differs from seed to seed. The statement is about large models: below the width ``least``, the numbers
-    are shown and decide nothing.
+    the clock says, if it has run, and are as uncertain as its turns. With a single seed, other methods of which there
+    are several tell how much the time to this level differs from seed to seed. The statement is about large models:
+    below the width ``least``, the numbers are shown and decide nothing.
     """
 
     def check(records: Records) -> Finding:
@@ -117,12 +128,23 @@ def sooner(first: str, second: str, curve: str, *, least: int = LARGE) -> Check:
         if not logs:
             return UNKNOWN
         found = interval(logs) if len(logs) > 1 else Interval(logs[0], _noise_to_level(here, levels[0], curve))
+        found = Interval(found.middle, math.hypot(found.half, _noise_of_the_clock(records, pairs[0][0], first, second)))
         words = f"to the same loss, {second} takes {as_ratio(found)} times as long as {first} at width {width}"
         if width < least:
             return Finding(Verdict.UNDECIDED, f"{words}, which is no large model")
         return Finding(above(found, math.log(FASTER)), words)
 
     return check
+
+
+def _noise_of_the_clock(records: Records, run: Record, first: str, second: str) -> float:
+    """Half of the interval of the logarithm of two methods' paces by the clock, which all seeds share.
+
+    Zero if the clock has not timed both at the size of the run: epochs take what was recorded with each seed.
+    """
+    (size,) = by_size([run])
+    turns = log_ratio(by_size(of_study(records, CLOCK)).get(size, []), first, second)
+    return turns.half if turns else 0.0
 
 
 def _common_level(runs: Sequence[Record], curve: str) -> float:

@@ -38,7 +38,7 @@ $(BENCH_STAMP): $(STAMP)
 	@$(PIP) -e ".[bench]"
 	@touch $@
 
-demo: setup  ## train two small neural ODEs with every method, print a table, save a picture
+demo: setup  ## train two small neural ODEs with seven gradients, print a table, save a picture
 	@$(BIN)/quadjoint demo
 
 test: setup  ## run all but the slow tests, on two processes

@@ -99,7 +99,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("outputs"),
     jobs: Annotated[int, typer.Option(help="Processes at once; 0: one for each core.", min=0)] = 0,
 ) -> None:
-    """Train on nested spheres and on sine curves with every method: a table and a picture in two minutes."""
+    """Train on nested spheres and on sine curves with seven gradients: a table and a picture in two minutes."""
     from quadjoint.experiments.demo import run_demo
 
     run_demo(out, jobs or _cores(), Output())

@@ -215,6 +215,6 @@ def _check_backend(backend: str, settings: dict[str, Any]) -> None:
     if settings:
         warn_once(
             f"cdeint {sorted(settings)}",
-            f"{', '.join(settings)} {'has' if len(settings) == 1 else 'have'} no effect: cdeint solves nothing "
-            "backwards. For the adjoint method with settings of its own pass gradient=quadjoint.Adjoint(...).",
+            f"{', '.join(settings)} {'has' if len(settings) == 1 else 'have'} no effect in cdeint. For the adjoint "
+            "method with settings of its own pass gradient=quadjoint.Adjoint(...).",
         )

@@ -26,7 +26,7 @@ from quadjoint.solver.state import rms_norm
 class Reversible(Gradient):
     """MALI (Zhuang et al. 2021), with ``method="alf"``: states are reconstructed, not stored; the gradient is exact.
 
-    Steps end on the observations, so that only the final (z, v) and the step sizes are kept.
+    Steps end on the observations, so that only the final (y, v) and the step sizes are kept.
 
     >>> import torch, quadjoint as qj
     >>> w = torch.tensor(0.5, requires_grad=True)

@@ -115,7 +115,7 @@ def _by_sample(asked: Query, last: np.ndarray) -> tuple[np.ndarray, Tensor]:
 
 
 class _BackwardSolve(VectorField):
-    """One backward solve: its state [z, a] or [z, a, a_theta], its dynamics, its jumps."""
+    """One backward solve: its state [y, a] or [y, a, a_theta], its dynamics, its jumps."""
 
     def __init__(
         self, how: ContinuousAdjoint, task: Task, run: Integration, jumps: Jumps, positions: np.ndarray | None

@@ -121,7 +121,7 @@ def QuadratureAdjoint(
 ) -> ContinuousAdjoint:
     """The quadrature adjoint as Norcliffe and Deisenroth (2023) have it, "gq-paper".
 
-    [z, a] is solved backwards, and the integral of the parameters' gradient is a sum over nodes between observations.
+    [y, a] is solved backwards, and the integral of the parameters' gradient is a sum over nodes between observations.
     Nodes are evaluated several at a time.
 
     >>> import quadjoint as qj

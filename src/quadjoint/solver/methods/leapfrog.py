@@ -11,7 +11,7 @@ from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
 
 
 class AsynchronousLeapfrog(Stepper):
-    """The asynchronous leapfrog step on (z, v) with damping ``eta`` (Zhuang et al., MALI, 2021).
+    """The asynchronous leapfrog step on (y, v) with damping ``eta`` (Zhuang et al., MALI, 2021).
 
     k = z + h/2 v, u = f(t + h/2, k), v' = v + 2 eta (u - v), z' = k + h/2 v'. It has an exact inverse. Its order is two
     for eta = 1 and one for any other: damping leaves the velocity behind the derivative by a multiple of h.

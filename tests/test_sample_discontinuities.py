@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -98,8 +100,53 @@ def test_a_fixed_grid_lands_on_them_too(gradient: str) -> None:
 
 
 def test_fixed_steps_without_a_size_go_from_one_to_the_next() -> None:
+    """From each time of a sample, or discontinuity, to its next: five pieces for the samples that have most of them."""
     f = Switching()
-    assert qj.solve(f, f.y0, ROWS, method="rk4", options={"jump_t": JUMPS}).stats.accepted_steps == 4
+    assert qj.solve(f, f.y0, ROWS, method="rk4", options={"jump_t": JUMPS}).stats.accepted_steps == 5
+
+
+@pytest.mark.parametrize("direction", [1.0, -1.0])
+@pytest.mark.parametrize("method", ["rk4", "midpoint", "gl4"])
+def test_fixed_steps_are_those_of_shared_times(method: str, direction: float) -> None:
+    t = direction * torch.tensor([0.0, 0.1, 0.4, 0.5, 1.0], dtype=torch.float64)
+    y0 = torch.tensor([[1.0], [2.0]], dtype=torch.float64)
+    f = lambda t, y: -direction * (5 + t) * y  # noqa: E731
+    own = qj.odeint(f, y0, torch.stack([t, torch.cat([t[:3], t.new_full((2,), torch.nan)])]), method=method)
+    shared = qj.odeint(f, y0, t, method=method)
+    torch.testing.assert_close(own[:, 0], shared[:, 0], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(own[:3, 1], shared[:3, 1], rtol=1e-9, atol=1e-12)
+
+
+def test_a_discontinuity_named_twice_is_one() -> None:
+    t = torch.tensor([[0.0, 0.75, 1.0], [0.0, 0.25, 0.5]], dtype=torch.float64)
+    y0, jumps = torch.zeros(2, 1, dtype=torch.float64), [0.5, 0.5, 0.25, 0.5]
+    sol = qj.solve(lambda t, y: torch.ones_like(y), y0, t, options={"jump_t": jumps})
+    torch.testing.assert_close(sol.ys[..., 0], t.T, rtol=0, atol=1e-12)
+    once = qj.solve(lambda t, y: torch.ones_like(y), y0, t, options={"jump_t": jumps[1:3]})
+    assert sol.stats.accepted_steps == once.stats.accepted_steps
+
+
+@pytest.mark.parametrize(
+    "gradient", [{"method": "rk4", "options": {"step_size": 0.25}}, {"options": {"max_step": 0.3}}]
+)
+def test_backward_solves_with_settings_of_their_own_end_steps_where_the_clock_of_the_samples_bends(
+    gradient: dict[str, Any],
+) -> None:
+    t = torch.tensor([[0.0, 0.1, 1.0]], dtype=torch.float64)
+    y0 = torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
+    ys = qj.odeint(lambda t, y: -y, y0, t, rtol=1e-9, atol=1e-9, gradient=qj.Adjoint(**gradient))
+    (found,) = torch.autograd.grad(ys[-1].sum(), y0)
+    assert abs(float(found) - math.exp(-1)) < 1e-4
+
+
+def test_points_of_a_grid_beside_a_discontinuity_are_moved_onto_it() -> None:
+    """Those of a float32 path are not those of a grid to the last bit."""
+    t = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    jumps = torch.linspace(0, 1, 11)[1:-1].tolist()
+    stats = qj.solve(
+        lambda t, y: -y, torch.ones(1), t, method="euler", options={"step_size": 0.1, "jump_t": jumps}
+    ).stats
+    assert stats.accepted_steps == 10
 
 
 def test_a_fixed_grid_of_shared_times_lands_on_them_too() -> None:

@@ -138,6 +138,7 @@ def explain(
     found = Explanation(sizes, stats, predicted, limit, choice.name, gradient=choice.gradient, rule=rule)
     if measure:
         names = (predicted or ("direct", "discrete", "gq")) if measure is True else measure
+        settings["params"] = params
         run = partial(_measure, f=f, y0=y0, t=t, settings=settings, tensors=first.params, repeats=repeats)
         found = replace(found, measured={name: run(_gradient(name, int(limit))) for name in names})
     if show:

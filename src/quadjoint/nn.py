@@ -99,6 +99,8 @@ class SecondOrder(nn.Module):
 
     def forward(self, t: Tensor, y: Tensor) -> Tensor:
         dim = y.shape[-1] // 2
+        if y.shape[-1] % 2:
+            raise ValueError(f"SecondOrder needs a state [x, v] of even size in its last dimension; got {y.shape[-1]}.")
         return torch.cat([y[..., dim:], self.acceleration(t, y)], dim=-1)
 
 

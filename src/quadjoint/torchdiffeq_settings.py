@@ -170,6 +170,8 @@ def _say_unused(how: Gradient, names: list[str]) -> None:
 
 def tolerance_of(value: Any, y0: Any) -> Any:
     """Sequences hold one tolerance per tensor of a tuple state, or per entry of a tensor state."""
+    if isinstance(value, Tensor) and value.ndim == 1 and not isinstance(y0, Tensor):
+        return tuple(value)
     return torch.as_tensor(value) if isinstance(value, list | tuple) and isinstance(y0, Tensor) else value
 
 

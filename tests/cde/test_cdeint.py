@@ -317,5 +317,5 @@ def test_bad_input_is_refused_in_words(case: str) -> None:
 
 
 def test_settings_of_a_backward_solve_are_mentioned() -> None:
-    with pytest.warns(qj.QuadjointWarning, match=r"adjoint_rtol has no effect: .* gradient=quadjoint.Adjoint"):
+    with pytest.warns(qj.QuadjointWarning, match=r"adjoint_rtol has no effect in cdeint.* gradient=quadjoint.Adjoint"):
         call(adjoint_rtol=1e-3)

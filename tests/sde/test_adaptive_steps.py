@@ -57,3 +57,13 @@ def test_the_doubt_about_adaptive_steps_with_general_noise_is_mentioned_once(met
     with pytest.warns(qj.QuadjointWarning, match=r"may then converge to another process.*adaptive=False.*noise_type"):
         sdeint(noisy("general"), START, T, method=method, **LOOSE)
     sdeint(noisy("general"), START, T, method=method, **LOOSE)  # a second warning would be an error here
+
+
+def test_so_is_that_with_diagonal_noise_whose_entries_may_depend_on_each_other() -> None:
+    forget_warnings()
+    start = torch.ones(2, 2, dtype=DTYPE)
+    with pytest.warns(qj.QuadjointWarning, match="elementwise=True"):
+        sdeint(noisy("diagonal"), start, T, method="heun", **LOOSE)
+    promised = NeuralSDE(lambda t, y: -y, lambda t, y: 0.5 * y, elementwise=True)
+    forget_warnings()
+    sdeint(promised, start, T, method="heun", **LOOSE)  # no warning, which would be an error

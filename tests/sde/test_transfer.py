@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,6 +82,65 @@ def test_seed_determines_the_path_and_global_generators_are_untouched() -> None:
     assert not torch.allclose(*drawn)
     assert torch.equal(torch.get_rng_state(), torch_state)
     assert (np.random.get_state()[1] == numpy_state).all()  # noqa: NPY002
+
+
+def test_seeds_of_opposite_sign_are_two_paths() -> None:
+    one, other = (sdeint(gbm("ito"), ones(3, 1), T, dt=0.1, method="euler", seed=seed) for seed in (1, -1))
+    assert not torch.allclose(one, other)
+
+
+BROWNIAN = NeuralSDE(lambda t, y: 0 * y, lambda t, y: torch.ones_like(y), elementwise=True)
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "euler"}, {"method": "midpoint", "adaptive": True, "rtol": 1.0}])
+def test_states_at_times_between_steps_have_the_law_of_the_sde(settings: dict[str, Any]) -> None:
+    """Increments of Brownian motion over halves of a step: variances 1/20, and independent."""
+    t, n = torch.tensor([0.0, 0.05, 0.1], dtype=torch.float64), 20000
+    increments = sdeint(BROWNIAN, torch.zeros(n, 1, dtype=torch.float64), t, dt=0.1, seed=0, **settings).diff(dim=0)
+    first, second = increments[..., 0] / 0.05**0.5
+    for part in (first, second):
+        assert abs(float(part.var()) - 1) < 4 * math.sqrt(2 / n)
+    assert abs(float((first * second).mean())) < 4 / math.sqrt(n)
+
+
+def test_the_adjoint_is_the_direct_gradient_whatever_the_times_are() -> None:
+    """The reversible solver takes the same steps backwards though dt does not divide what lies between times."""
+    sde, gradients = networks("diagonal"), []
+    t = torch.tensor([0.0, 0.13, 0.2, 1.0], dtype=torch.float64)
+    for adjoint in (False, True):
+        y0 = ones(4, 2).requires_grad_()
+        ys = sdeint(sde, y0, t, dt=0.1, adjoint=adjoint, seed=1)
+        gradients.append(torch.autograd.grad(ys.square().sum(), [y0, *sde.parameters()]))
+    for direct, adjoint_ in zip(*gradients, strict=True):
+        torch.testing.assert_close(direct, adjoint_, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("noise_type", ["scalar", "diagonal"])
+def test_milstein_has_the_law_of_the_sde_if_entries_depend_on_each_other(noise_type: str) -> None:
+    """dy = J y o dW turns y by W, so |y| stays; with dy_1 = s y_2 o dW_1, dy_2 = s y_1 o dW_2 the mean of y stays."""
+    y0 = ones(2000, 2)
+    if noise_type == "scalar":
+        turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
+        sde = NeuralSDE(lambda t, y: 0 * y, lambda t, y: (y @ turn).unsqueeze(-1), "scalar")
+        y = sdeint(sde, y0, T, dt=2**-8, method="milstein", seed=0)[-1].detach()
+        torch.testing.assert_close(y.square().sum(1), 2 * ones(2000), rtol=0.05, atol=0)
+        return
+    sde = NeuralSDE(lambda t, y: 0 * y, lambda t, y: 0.5 * y.flip(-1))
+    y = sdeint(sde, y0, T, dt=2**-6, method="milstein", seed=0)[-1].detach()
+    assert bool(((y.mean(0) - 1).abs() < 4 * y.std(0) / math.sqrt(2000)).all())
+
+
+@pytest.mark.parametrize("logqp", [False, True])
+def test_the_adjoint_reaches_what_plain_functions_close_over(logqp: bool) -> None:
+    net, other = torch.nn.Linear(2, 2).double(), torch.nn.Linear(2, 2).double()
+    sde = NeuralSDE(lambda t, y: net(y), lambda t, y: torch.sigmoid(other(y)) + 0.1, prior=lambda t, y: -y)
+    weights, found = [*net.parameters(), *other.parameters()], []
+    for adjoint in (False, True):
+        out = sdeint(sde, ones(4, 2), T, dt=2**-4, adjoint=adjoint, seed=1, logqp=logqp)
+        loss = sum(part.square().sum() for part in (out if logqp else (out,)))
+        found.append(torch.autograd.grad(loss, weights))
+    for direct, adjoint_ in zip(*found, strict=True):
+        torch.testing.assert_close(direct, adjoint_, rtol=1e-8, atol=1e-8)
 
 
 def test_bad_input_is_refused_in_words() -> None:

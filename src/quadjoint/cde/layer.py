@@ -12,6 +12,8 @@ from quadjoint.cde.solve import Controlled, solver_options
 from quadjoint.cde.splines import align_times
 from quadjoint.ode import odeint, solve
 from quadjoint.solution import Solution
+from quadjoint.solver.spec import Method
+from quadjoint.solver.times import check_times
 
 
 class MatrixMLP(nn.Module):
@@ -62,7 +64,7 @@ class NeuralCDE(nn.Module):
         depth: int = 1,
         field: Callable[..., Tensor] | None = None,
         initial: Callable[[Tensor], Tensor] | None = None,
-        method: str = "dopri5",
+        method: Method = "dopri5",
         rtol: Any = 1e-3,
         atol: Any = 1e-6,
         gradient: Any = "auto",
@@ -85,13 +87,16 @@ class NeuralCDE(nn.Module):
 
     def trajectory(self, X: Any, t: Tensor) -> Tensor:
         """The states at times t, (K,) or (B, K), from the first of them on: shape (..., K, hidden)."""
+        check_times(t)
         X, t = align_times(X, t)
         ys = odeint(Controlled(X, self.field), self.start(X, t), t, **self.settings(X))
         return ys.movedim(0, -2)
 
     def solve(self, X: Any, t: Tensor | None = None) -> Solution:
         """The whole solution with its statistics; states are stacked along a first dimension of times."""
-        X, t = align_times(X, X.interval if t is None else t)
+        t = X.interval if t is None else t
+        check_times(t)
+        X, t = align_times(X, t)
         return solve(Controlled(X, self.field), self.start(X, t), t, **self.settings(X))
 
     def start(self, X: Any, t: Tensor) -> Tensor:

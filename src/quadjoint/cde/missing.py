@@ -20,7 +20,7 @@ def check_path(x: Tensor, t: Tensor | None) -> Tensor:
             f"x must have shape (..., length, channels) with at least two observations; got {tuple(x.shape)}."
         )
     if t is None:
-        return torch.arange(x.shape[-2], dtype=x.dtype, device=x.device)
+        t = torch.arange(x.shape[-2], dtype=x.dtype, device=x.device)
     t = t.to(x.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t
     check_times(t, x.shape[-2], batch=x.shape[:-2])
     return t

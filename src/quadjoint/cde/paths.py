@@ -65,9 +65,8 @@ class PiecewisePath(InterpolationBase):
         pieces, self.batch = values.shape[-2], values.shape[:-2]
         if t is None:
             t = torch.arange(pieces + 1, dtype=values.dtype, device=values.device)
-        else:
-            t = t.to(values.device, values.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t
-            check_times(t, pieces + 1, batch=self.batch)
+        t = t.to(values.device, values.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t
+        check_times(t, pieces + 1, batch=self.batch)
         self.per_sample = t.ndim == 2
         knots = fill_end(t)
         self.register_buffer("_t", t, persistent=False)
@@ -103,10 +102,6 @@ class PiecewisePath(InterpolationBase):
     @property
     def channels(self) -> int:
         return self._values.shape[-1]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._values.dtype
 
     def evaluate(self, t: Tensor) -> Tensor:
         """X(t), shape (..., *t.shape, channels); for times per sample t is a number or (B, n), a row a sample."""

@@ -14,7 +14,8 @@ from quadjoint.errors import warn_once
 from quadjoint.gradient import Gradient
 from quadjoint.gradient.first import Only
 from quadjoint.ode import odeint
-from quadjoint.solver.methods.catalogue import METHODS, RUNGE_KUTTA, is_adaptive, known_options
+from quadjoint.solver.methods.catalogue import METHODS, is_adaptive, known_options, runge_kutta_of
+from quadjoint.solver.spec import Method
 from quadjoint.solver.structure import Structure
 
 Field = Callable[..., Any]
@@ -111,7 +112,7 @@ def cdeint(
     adjoint: bool = True,
     backend: str = "torchdiffeq",
     *,
-    method: str | None = None,
+    method: Method | None = None,
     rtol: Any = 1e-4,
     atol: Any = 1e-6,
     options: dict[str, Any] | None = None,
@@ -132,7 +133,8 @@ def cdeint(
         adjoint: gradients in little memory (the exact transpose of the solve); False backpropagates through it.
         gradient: any other of quadjoint's gradients, such as "auto" or "gq".
         method, rtol, atol, options: as `quadjoint.odeint` has them. Kinks of X become ends of steps by themselves,
-            unless options["jump_t"] names others, none with ``()``. Adams methods step across kinks, as in torchcde.
+            unless options["jump_t"] or options["step_t"] names others, none with ``()``. Adams methods step across
+            kinks, as in torchcde.
         adjoint_params: differentiate in these tensors alone. Otherwise those that func and X depend on are found,
             coefficients that an encoder computed among them.
 
@@ -163,21 +165,22 @@ def cdeint(
     return ys.movedim(0, -2) if isinstance(ys, Tensor) else tuple(part.movedim(0, -2) for part in ys)
 
 
-def _gradient(method: str, adjoint: bool) -> str:
+def _gradient(method: Method, adjoint: bool) -> str:
     if method == "scipy_solver":
         return "gq"
-    return ("discrete" if method in RUNGE_KUTTA else "adjoint") if adjoint else "direct"
+    return ("discrete" if runge_kutta_of(method) is not None else "adjoint") if adjoint else "direct"
 
 
 def solver_options(
-    X: Any, method: str, options: dict[str, Any] | None, *, rtol: Any, interp: str | None = None
+    X: Any, method: Method, options: dict[str, Any] | None, *, rtol: Any, interp: str | None = None
 ) -> dict[str, Any] | None:
     """Options of a solve along X: steps end at its kinks, and where it bends too sharply for steps across.
 
     ``interp`` is for states between the points of a fixed grid.
     """
-    if method not in METHODS or method == "scipy_solver" or not isinstance(options, dict | None):
-        return options
+    unknown = isinstance(method, str) and method not in METHODS
+    if unknown or method == "scipy_solver" or not isinstance(options, dict | None):
+        return options  # if something is wrong, the solve says what
     options, known = dict(options or {}), known_options(method)
     if "jump_t" in known and not {"jump_t", "step_t"} & {*options}:
         kinks, bends = getattr(X, "kinks", None), None
@@ -191,7 +194,7 @@ def solver_options(
             options["jump_t"] = kinks
         if bends is not None:
             options["step_t"] = bends
-    if interp is not None and not is_adaptive(method):
+    if interp is not None and "interp" in known and not is_adaptive(method):
         options.setdefault("interp", interp)
     return options
 

@@ -153,9 +153,23 @@ def align_times(X: Any, t: Any) -> tuple[Any, Any]:
     """A path and the times of a solve, both with times of each sample's own if one of them has such."""
     if not isinstance(t, Tensor):
         return X, t  # the solve says what is wrong
-    if t.ndim == 2 and isinstance(X, PiecewisePath | TupleControl):
-        return X.expand_times(), t
     interval = getattr(X, "interval", None)
-    if t.ndim == 1 and isinstance(interval, Tensor) and interval.ndim == 2:
-        return X, t.expand(len(interval), -1)
+    if t.ndim == 2 and isinstance(X, PiecewisePath | TupleControl):
+        X = X.expand_times()
+    elif t.ndim == 1 and isinstance(interval, Tensor) and interval.ndim == 2:
+        t = t.expand(len(interval), -1)
+    for path in X.controls if isinstance(X, TupleControl) else (X,):
+        _check_learnt_knots(path, t)
     return X, t
+
+
+def _check_learnt_knots(X: Any, t: Tensor) -> None:
+    """The derivative of a path with times per sample jumps where the sample stops; solves have no gradient in that."""
+    if not (isinstance(X, PiecewisePath) and X.per_sample and X.grid_points.requires_grad) or t.ndim != 2:
+        return
+    knots, times = X.interval.detach(), fill_end(t.detach())[:, [0, -1]].to(X.interval)
+    if bool((times.amin(1) < knots[:, 0]).any() | (times.amax(1) > knots[:, 1]).any()):
+        raise ValueError(
+            "The knots of this path require grad, and the solve reaches past some of them, where the derivative of the "
+            "path jumps. Solve from the first to the last knot of each sample (X.interval), or detach the knots."
+        )

@@ -38,8 +38,8 @@ class NeuralSDE(nn.Module):
     ``prior`` is the drift of a prior process with the same diffusion, for latent SDEs (Li et al. 2020): ``logqp=True``
     in `sdeint` and `WongZakai.odeint` then gives the divergence of the one process from the other.
 
-    ``elementwise=True`` promises that entry i of a diagonal g depends on y_i alone, which makes conversion
-    between Itô and Stratonovich cost one product instead of d.
+    ``elementwise=True`` promises that entry i of a diagonal g depends on y_i alone. Conversion between Itô and
+    Stratonovich then costs one product instead of d, and `sdeint` has methods that need it.
 
     The methods `f` and `g` and the two type names are what torchsde asks of an SDE.
 
@@ -113,6 +113,12 @@ class NeuralSDE(nn.Module):
             return g * noise
         return (g @ noise.to(g.dtype).unsqueeze(-1)).squeeze(-1)
 
+    def commutes(self, entries: int) -> bool:
+        """Whether noise in a state of so many entries commutes by its kind, whatever the diffusion is."""
+        if self.noise_type == "diagonal":
+            return self.elementwise or entries == 1
+        return self.noise_type != "general"
+
     def energy(self, t: Tensor, y: Tensor, *, f: Tensor | None = None, g: Tensor | None = None) -> Tensor:
         """1/2 |u|² with g u = f - h: the rate of the Kullback-Leibler divergence of the process from its prior.
 
@@ -125,7 +131,7 @@ class NeuralSDE(nn.Module):
             u = difference / g
         else:
             u = (torch.linalg.pinv(g) @ difference.unsqueeze(-1)).squeeze(-1)
-        return 0.5 * u.square().sum(dim=-1)
+        return 0.5 * u.abs().square().sum(dim=-1)
 
     def correction(self, t: Tensor, y: Tensor) -> Tensor:
         """1/2 Σ_j (∂g_j/∂y) g_j over the columns g_j of g: the Itô drift minus the Stratonovich one.

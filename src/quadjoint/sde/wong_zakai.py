@@ -84,6 +84,8 @@ class _WithLogRatio(RandomODE):
     @staticmethod
     def rate(sde: NeuralSDE, t: Tensor, y: tuple[Tensor, Tensor], noise: Tensor | None) -> tuple[Tensor, Tensor]:
         state, _ = y
+        if t.ndim:  # one time for each sample, shaped for the pair of states
+            t = t.reshape(-1, *(1,) * (state.ndim - 1))
         f, g = sde.f(t, state), sde.g(t, state)
         energy = sde.energy(t, state, f=f, g=g)
         if noise is None:
@@ -166,10 +168,14 @@ class WongZakai:
         """
         from quadjoint.ode import odeint
 
-        self._check_times(t)
+        options = self._checked(t, options)
         f = self.sample(y0, seed=seed, generator=generator)
         if not logqp:
             return odeint(f, y0, t, **options)
+        if options.get("event_fn") is not None:
+            raise ValueError(
+                "logqp=True returns what the divergence grows by between the times t; with event_fn use logqp=False."
+            )
         f = _WithLogRatio(self.sde, f.path, f.shape)
         ys, ratio = odeint(f, (y0, y0.new_zeros(y0.shape[:-1])), t, **options)
         return ys, ratio.diff(dim=0)
@@ -186,13 +192,25 @@ class WongZakai:
         """Like `odeint`, with the statistics and the dense output of `quadjoint.solve`."""
         from quadjoint.ode import solve
 
-        self._check_times(t)
+        options = self._checked(t, options)
         return solve(self.sample(y0, seed=seed, generator=generator), y0, t, **options)
 
-    def _check_times(self, t: Tensor) -> None:
+    def _checked(self, t: Tensor, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of a solve at times t; one that ends at an event ends at the latest where the path does."""
         times = torch.as_tensor(t).detach()
-        times = times[~times.isnan()]  # padding of times per sample
-        slack = 1e-6 * (self.t1 - self.t0)  # a float32 time may lie a rounding error outside
+        self._check_times(times[~times.isnan()])  # without the padding of times per sample
+        if options.get("event_fn") is None or options.get("independent") or times.numel() < 2:
+            return options
+        inner = dict(options.get("options") or {})
+        if "horizon" in inner:
+            self._check_times(torch.as_tensor(inner["horizon"], dtype=torch.float64).detach())
+        inner.setdefault("horizon", self.t1 if times.flatten()[1] > times.flatten()[0] else self.t0)
+        return {**options, "options": inner}
+
+    def _check_times(self, times: Tensor) -> None:
+        # A time may lie a rounding error outside, of its own precision or of float32.
+        precision = torch.finfo(times.dtype).eps if times.is_floating_point() else 0.0
+        slack = 1e-6 * (self.t1 - self.t0) + 2 * precision * max(abs(self.t0), abs(self.t1))
         if times.numel() and (times.min() < self.t0 - slack or times.max() > self.t1 + slack):
             raise ValueError(
                 f"the path lives on [{self.t0}, {self.t1}], but times run from {float(times.min())} to "

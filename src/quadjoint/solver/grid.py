@@ -73,8 +73,13 @@ def _with_jumps(grid: Tensor, jump_t: tuple[float, ...]) -> Tensor:
     sign = 1.0 if grid[-1] >= grid[0] else -1.0
     jumps = torch.tensor(jump_t, dtype=torch.float64).to(grid)
     inside = (sign * jumps > sign * grid.detach()[0]) & (sign * jumps < sign * grid.detach()[-1])
-    new = inside & ~torch.isin(jumps, grid.detach())
-    joined = torch.cat([grid, jumps[new].unique()])
+    jumps = jumps[inside].unique()
+    if not grid.requires_grad and len(grid) > 2:  # points beside a jump, to rounding in float32, are moved onto it
+        apart = (grid[1:-1, None] - jumps).abs()
+        near = apart <= 4 * torch.finfo(torch.float32).eps * grid.abs().max()
+        moved = torch.where(near.any(dim=1), jumps[near.int().argmax(dim=1)], grid[1:-1]) if len(jumps) else grid[1:-1]
+        grid = torch.cat([grid[:1], moved, grid[-1:]])
+    joined = torch.cat([grid, jumps[~torch.isin(jumps, grid.detach())]])
     return joined[(sign * joined.detach()).argsort()]
 
 

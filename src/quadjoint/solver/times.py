@@ -69,15 +69,18 @@ def fill_padding(t: Tensor) -> Tensor:
 def common_clock(method: Method, options: dict[str, Any], t: Tensor, y: Tensor) -> tuple[Clocks, dict[str, Any]]:
     """The time that all samples of a batch share in a solve, and the options in it, from those in their own times.
 
-    Where f of each sample has discontinuities, options["jump_t"], the k-th of every sample is at k.
+    Where f of each sample has discontinuities, options["jump_t"], the k-th of every sample is at k. So are the times of
+    each sample if steps lead from one to the next, which fixed ones do unless options["step_size"] says otherwise.
     """
-    if runge_kutta_of(method) is None:
+    stepper = runge_kutta_of(method)
+    if stepper is None:
         raise ValueError(f"Times per sample need a Runge-Kutta method; got method={method!r}.")
     for name in ("grid_constructor", "step_t"):
         if options.get(name) is not None:
             raise ValueError(f"options[{name!r}] names times, which with times per sample differ between the samples.")
     out = dict(options)
-    table = _breakpoints(t, out.pop("jump_t", None))
+    to_times = not stepper.adaptive and options.get("step_size") is None
+    table = _breakpoints(t, out.pop("jump_t", None), to_times=to_times)
     longest = table.diff(dim=1).abs().amax(dim=0)  # that a unit of the common time, or a piece of it, stands for
     unit = float(longest.max()) or 1.0  # if no sample has more than one time, there is nothing to step over
     for name in ("first_step", "min_step", "max_step"):
@@ -94,23 +97,29 @@ def common_clock(method: Method, options: dict[str, Any], t: Tensor, y: Tensor) 
     return PiecewiseMap(table, y), out
 
 
-def _breakpoints(t: Tensor, jump_t: Any) -> Tensor:
-    """Start, discontinuities inside and end of each sample's solve, shape (B, K); shorter rows repeat their end."""
+def _breakpoints(t: Tensor, jump_t: Any, *, to_times: bool) -> Tensor:
+    """Start, discontinuities inside and end of each sample's solve, shape (B, K); shorter rows repeat their end.
+
+    With ``to_times`` the times between are breakpoints as well.
+    """
     times = t.detach().to("cpu", torch.float64)
     start, end = times[:, :1], times[:, -1:]
-    if jump_t is None:
-        return torch.cat([start, end], dim=1)
-    jumps = torch.as_tensor(jump_t, dtype=torch.float64).detach().cpu()
+    jumps = torch.as_tensor(() if jump_t is None else jump_t, dtype=torch.float64).detach().cpu()
     if jumps.ndim > 2 or (jumps.ndim == 2 and len(jumps) != len(times)):
         raise ValueError(
             f"options['jump_t'] must have shape (J,), or (B, J) for a batch of B = {len(times)} samples with times of "
             f"their own; got {tuple(jumps.shape)}."
         )
     jumps = jumps if jumps.ndim == 2 else jumps.reshape(1, jumps.numel()).expand(len(times), -1)
+    if to_times:
+        jumps = torch.cat([jumps, times[:, 1:-1]], dim=1)
     sign = torch.where(end >= start, 1.0, -1.0)
     inside = (sign * jumps > sign * start) & (sign * jumps < sign * end)  # NaN, which pads rows, is not inside
-    ordered = sign * torch.where(inside, sign * jumps, sign * end).sort(dim=1).values
-    return torch.cat([start, ordered[:, : int(inside.sum(dim=1).max())], end], dim=1)
+    ordered = torch.where(inside, sign * jumps, sign * end).sort(dim=1).values
+    again = ordered.diff(dim=1, prepend=sign * start) == 0  # no pieces without a length, but at the ends of rows
+    ordered = torch.where(again, sign * end, ordered).sort(dim=1).values
+    most = int((ordered != sign * end).sum(dim=1).max())
+    return torch.cat([start, sign * ordered[:, :most], end], dim=1)
 
 
 def _grid_of_pieces(longest: Tensor, step_size: float) -> Tensor:

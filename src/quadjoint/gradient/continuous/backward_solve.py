@@ -25,7 +25,7 @@ from quadjoint.gradient.products import Products
 from quadjoint.solver.clocks import LinearMap, PiecewiseMap
 from quadjoint.solver.control import GridControl
 from quadjoint.solver.integrate import Hooks, Integration, Integrator
-from quadjoint.solver.methods.catalogue import make_solver
+from quadjoint.solver.methods.catalogue import known_options, make_solver
 from quadjoint.solver.methods.scipy_solvers import Scipy
 from quadjoint.solver.observe import Observer, SampleObserver
 from quadjoint.solver.protocols import Time, VectorField
@@ -246,9 +246,10 @@ class _BackwardSolve(VectorField):
         elif how.method is None and how.options is None and forward.grid is None:
             kept = ("safety", "ifactor", "dfactor", "min_step", "max_step", "controller", "max_num_steps")
             options.update({n: getattr(forward.settings, n) for n in kept})
-            options["jump_t"] = list(self._discontinuities())
             # A step like the forward solve's average one: no search is needed.
             options["first_step"] = abs(times[-1] - times[0]) / max(1, self.accepted_steps)
+        if method != "scipy_solver" and "jump_t" in known_options(method):
+            options.setdefault("jump_t", list(self._discontinuities()))
         span = torch.tensor([times[-1], times[0]], dtype=torch.float64)
         problem = InitialValue(self, state, span, self.layout)
         solver = make_solver(method, options, problem, rtol=rtol, atol=atol)

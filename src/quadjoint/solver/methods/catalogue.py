@@ -92,9 +92,10 @@ def runge_kutta_of(method: Any) -> RungeKutta | None:
     return method if isinstance(method, RungeKutta) else None
 
 
-def is_adaptive(method: str) -> bool:
-    """Whether a method of the library chooses its steps if none are given."""
-    return method == "alf" or (method in RUNGE_KUTTA and RUNGE_KUTTA[method].adaptive)
+def is_adaptive(method: Method) -> bool:
+    """Whether a method chooses its steps if none are given."""
+    stepper = runge_kutta_of(method) or method
+    return method == "alf" or (isinstance(stepper, Stepper) and stepper.adaptive)
 
 
 _cached = lru_cache(maxsize=64)(_of_tableau)

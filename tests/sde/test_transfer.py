@@ -104,7 +104,10 @@ def test_states_at_times_between_steps_have_the_law_of_the_sde(settings: dict[st
 
 
 def test_the_adjoint_is_the_direct_gradient_whatever_the_times_are() -> None:
-    """The reversible solver takes the same steps backwards though dt does not divide what lies between times."""
+    """The reversible solver takes the same steps backwards though dt does not divide what lies between times.
+
+    Their ends differ by rounding, about 1e-16, and the Wiener process by the root of that.
+    """
     sde, gradients = networks("diagonal"), []
     t = torch.tensor([0.0, 0.13, 0.2, 1.0], dtype=torch.float64)
     for adjoint in (False, True):
@@ -112,7 +115,7 @@ def test_the_adjoint_is_the_direct_gradient_whatever_the_times_are() -> None:
         ys = sdeint(sde, y0, t, dt=0.1, adjoint=adjoint, seed=1)
         gradients.append(torch.autograd.grad(ys.square().sum(), [y0, *sde.parameters()]))
     for direct, adjoint_ in zip(*gradients, strict=True):
-        torch.testing.assert_close(direct, adjoint_, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(direct, adjoint_, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("noise_type", ["scalar", "diagonal"])

@@ -99,6 +99,21 @@ def test_measures_what_it_is_asked_for() -> None:
     assert "gq" in str(found)
 
 
+def test_parameters_that_f_uses_only_later_are_named_for_the_measurement_too() -> None:
+    w = torch.ones(2, requires_grad=True)
+    found = qj.explain(
+        lambda t, y: -w * y if t > 0.5 else -y,
+        torch.ones(2),
+        T,
+        params=[w],
+        options={"jump_t": [0.5]},
+        measure=["discrete"],
+        repeats=1,
+        show=False,
+    )
+    assert set(found.measured) == {"discrete"}
+
+
 def test_tuple_states_and_times_of_each_sample() -> None:
     w = torch.ones((), requires_grad=True)
     pair = qj.explain(lambda t, y: (-w * y[0], y[1]), (torch.ones(3), torch.ones(2)), T, measure=["direct"], show=False)

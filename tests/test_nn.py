@@ -51,6 +51,11 @@ def test_second_order_dynamics_solve_the_oscillator():
     assert torch.allclose(ys[:, 0], torch.stack([t.cos(), -t.sin()], dim=1), atol=1e-6)
 
 
+def test_second_order_dynamics_need_as_many_velocities_as_positions():
+    with pytest.raises(ValueError, match="of even size in its last dimension; got 3"):
+        SecondOrder(lambda t, y: -y[..., :1])(torch.tensor(0.0), torch.ones(2, 3))
+
+
 def test_augment_adds_zeros_and_keeps_the_rest():
     x = torch.randn(4, 3, 2)
     assert torch.equal(Augment(5)(x)[..., :2], x) and not Augment(5)(x)[..., 2:].any()

@@ -226,6 +226,20 @@ def test_dtypes(method: str, dtype: torch.dtype) -> None:
         assert problems.error(ours, theirs) < 1e-4
 
 
+def test_a_tensor_of_tolerances_has_one_for_each_tensor_of_the_state() -> None:
+    class Pair(nn.Module):
+        y0 = (torch.ones(2, dtype=torch.float64), torch.ones(3, dtype=torch.float64))
+
+        def forward(self, t: Tensor, y: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            return -y[0], -20 * y[1]
+
+    loose, tight = torch.tensor([1e-2, 1e-9]), torch.tensor([1e-9, 1e-2])
+    for rtol in (loose, tight):
+        ours, theirs = both(Pair(), TIMES, rtol=rtol, atol=rtol * 1e-2)
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-8)
+
+
 def test_shapes() -> None:
     growth = problems.Growth()
     growth.y0 = torch.tensor(0.7, dtype=torch.float64)

@@ -319,3 +319,66 @@ def test_bad_input_is_refused_in_words(case: str) -> None:
 def test_settings_of_a_backward_solve_are_mentioned() -> None:
     with pytest.warns(qj.QuadjointWarning, match=r"adjoint_rtol has no effect in cdeint.* gradient=quadjoint.Adjoint"):
         call(adjoint_rtol=1e-3)
+
+
+def test_methods_given_as_objects_end_steps_at_kinks_too() -> None:
+    """And their gradient is the transpose, not a backward solve: exact for what was computed."""
+    data = torch.tensor([[0.0], [1.0], [0.0], [3.0]], dtype=DTYPE, requires_grad=True)
+    for method in ("rk4", qj.TABLEAUS["rk4"]):
+        X = cde.LinearInterpolation(data)
+        z = cde.cdeint(
+            X,
+            lambda t, z: torch.ones(*z.shape, 1, dtype=DTYPE),
+            torch.zeros(1, dtype=DTYPE),
+            X.interval,
+            method=method,  # type: ignore[arg-type]
+            options={"step_size": 0.7},
+        )
+        assert z[-1].item() == pytest.approx(3.0, abs=1e-12)
+        (found,) = torch.autograd.grad(z[-1].sum(), data)
+        torch.testing.assert_close(found[:, 0], torch.tensor([-1.0, 0.0, 0.0, 1.0], dtype=DTYPE), rtol=0, atol=1e-12)
+
+
+def test_kinks_of_several_controls_are_counted_once() -> None:
+    data = torch.tensor([[[0.0], [1.0], [2.0], [3.0]]], dtype=DTYPE)
+    X = cde.LinearInterpolation(data)
+    z0, t = torch.zeros(1, 1, dtype=DTYPE), torch.tensor([[0.0, 1.5, 3.0]], dtype=DTYPE)
+
+    def field(t: Tensor, z: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return torch.ones(1, 1, 1, dtype=DTYPE), torch.ones(1, 1, 1, dtype=DTYPE)
+
+    first, second = cde.cdeint(cde.TupleControl(X, X), field, (z0, z0), t)
+    torch.testing.assert_close(first[0, :, 0], t[0], rtol=0, atol=1e-9)
+    torch.testing.assert_close(second[0, :, 0], t[0], rtol=0, atol=1e-9)
+
+
+def test_knots_of_each_samples_own_can_be_learnt_between_them() -> None:
+    """z = X(end) - X(start) does not depend on the knots; past the ends of the path its derivative jumps."""
+    x = torch.rand(1, 4, 1, dtype=DTYPE)
+    knots = torch.tensor([[0.2, 0.5, 0.7, 0.9]], dtype=DTYPE, requires_grad=True)
+    X = cde.interpolate(x, knots, time=False)
+    ones, z0 = (lambda t, z: torch.ones(*z.shape, 1, dtype=DTYPE)), torch.zeros(1, 1, dtype=DTYPE)
+    z = cde.cdeint(X, ones, z0, X.interval, rtol=1e-9, atol=1e-9)
+    (found,) = torch.autograd.grad(z[:, -1].sum(), knots)
+    torch.testing.assert_close(found, torch.zeros_like(found), rtol=0, atol=1e-7)
+    with pytest.raises(ValueError, match="reaches past some of them"):
+        cde.cdeint(X, ones, z0, torch.tensor([0.0, 1.0], dtype=DTYPE))
+
+
+def test_times_of_a_layer_are_checked() -> None:
+    model, X = cde_layer(), cde.interpolate(torch.rand(2, 4, 1))
+    with pytest.raises(TypeError, match="t must be a tensor of times; got list"):
+        model.trajectory(X, [0.0, 1.0])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="t must be a tensor of times; got list"):
+        model.solve(X, [0.0, 1.0])  # type: ignore[arg-type]
+
+
+def cde_layer() -> qj.nn.NeuralCDE:
+    return qj.nn.NeuralCDE(channels=2, hidden=3, width=4)
+
+
+def test_times_that_are_not_given_must_be_distinct_in_the_precision_of_the_data() -> None:
+    with pytest.raises(ValueError, match="strictly increasing in the precision of the data"):
+        cde.interpolate(torch.zeros(300, 1, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="strictly increasing in the precision of the data"):
+        cde.LinearInterpolation(torch.zeros(300, 1, dtype=torch.bfloat16))

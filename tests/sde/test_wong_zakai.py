@@ -167,3 +167,40 @@ def test_bad_input_is_refused_in_words() -> None:
     wrong = WongZakai(NeuralSDE(lambda t, y: y, lambda t, y: y, "general"), 0.0, 1.0)
     with pytest.raises(ValueError, match=r"general noise needs \(3, 1, m\)"):
         wrong.sample(ones(3, 1), seed=0)
+
+
+GROWING = NeuralSDE(lambda t, y: torch.ones_like(y), lambda t, y: torch.ones_like(y), elementwise=True)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_solve_to_an_event_ends_where_the_path_does(backwards: bool) -> None:
+    """The drift alone would reach the event at 5, where there is no path."""
+    t = torch.tensor([1.0, 0.0] if backwards else [0.0, 1.0], dtype=torch.float64)
+    random_ode, y0 = WongZakai(GROWING, 0.0, 1.0), torch.zeros(1, 1, dtype=torch.float64)
+    end, _ = random_ode.odeint(y0, t, seed=0, event_fn=lambda t, y: y.abs().sum() - 50)
+    assert float(end) == float(t[-1])
+    with pytest.raises(ValueError, match=r"the path lives on \[0.0, 1.0\]"):
+        random_ode.solve(y0, t, seed=0, event_fn=lambda t, y: y.sum() - 50, options={"horizon": 7.0})
+    early = WongZakai(GROWING, 0.0, 1.0, terms=0).odeint(y0, t, seed=0, event_fn=lambda t, y: y.abs().sum() - 0.5)[0]
+    assert float(early) == pytest.approx(0.5, abs=1e-6)
+
+
+def test_an_event_beside_the_divergence_is_refused() -> None:
+    sde = NeuralSDE(lambda t, y: 0 * y, lambda t, y: 1 + 0 * y, prior=lambda t, y: 0 * y)
+    with pytest.raises(ValueError, match="with event_fn use logqp=False"):
+        WongZakai(sde, 0.0, 1.0).odeint(ones(1, 1), TIMES, seed=0, logqp=True, event_fn=lambda t, y: y)
+
+
+def test_times_of_single_precision_far_from_zero() -> None:
+    t = torch.tensor([2000.1, 2001.0])
+    assert WongZakai(GROWING, 2000.1, 2001.0).odeint(torch.zeros(1, 1), t, seed=0).isfinite().all()
+
+
+def test_times_of_each_sample_reach_states_of_any_shape_beside_the_divergence() -> None:
+    """dy = t dt: half the square of the end."""
+    sde = NeuralSDE(lambda t, y: t + 0 * y, lambda t, y: 1 + 0 * y, prior=lambda t, y: 0 * y)
+    t, y0 = torch.tensor([[0.0, 1.0], [0.0, 2.0]], dtype=torch.float64), torch.zeros(2, 2, 1, dtype=torch.float64)
+    ys, ratio = WongZakai(sde, 0.0, 2.0, terms=0).odeint(y0, t, seed=0, logqp=True)
+    exact = torch.tensor([[0.5, 0.5], [2.0, 2.0]], dtype=torch.float64)
+    torch.testing.assert_close(ys[-1, ..., 0], exact, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(ratio[0, :, 0], torch.tensor([1 / 6, 8 / 6], dtype=torch.float64), rtol=1e-3, atol=1e-3)

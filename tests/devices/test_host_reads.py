@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from benchmarks.counting import counting
 from torch import Tensor
 
 import quadjoint as qj
-
-sys.path.append(str(Path(__file__).parents[2]))
-from benchmarks.counting import counting
 
 
 def backward_reads(gradient: qj.Gradient, end: float) -> tuple[int, qj.Solution]:

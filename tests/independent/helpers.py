@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import quadjoint as qj
 
@@ -52,25 +50,3 @@ def oscillators(count: int, dtype: torch.dtype = torch.float32) -> tuple[Any, Te
         return torch.cat([v, mu * (1 - x * x) * v - x], dim=1)
 
     return f, torch.ones(count, 2, dtype=dtype)
-
-
-class Counting(TorchDispatchMode):
-    """Counts the operations that torch dispatches, without views and the making of empty tensors."""
-
-    FREE = (
-        *("view", "_unsafe_view", "expand", "select", "slice", "unsqueeze", "squeeze", "t", "transpose", "permute"),
-        *("detach", "alias", "unbind", "split", "split_with_sizes", "as_strided", "lift_fresh"),
-        *("empty", "empty_like", "new_empty", "_local_scalar_dense"),
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen[func.__name__.split(".")[0]] += 1
-        return func(*args, **(kwargs or {}))
-
-    @property
-    def kernels(self) -> int:
-        return sum(n for name, n in self.seen.items() if name not in self.FREE)

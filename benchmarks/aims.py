@@ -152,16 +152,19 @@ def _against_paper(r: Results) -> list[Row]:
     ]
 
 
-def _compiled(r: Results) -> Row:
-    """Against the faster of diffrax's two gradients."""
+def over_diffrax(r: Results, widest: int) -> dict[str, float | None]:
+    """The time of ``compile=True`` over that of the faster of diffrax's two gradients, of small networks."""
 
     def ratio(cell: str) -> float | None:
         both = [r.ratio(cell, "quadjoint:auto-compiled", f"diffrax:{m}") for m in ("checkpointed", "backsolve")]
         return max((x for x in both if x is not None), default=None)
 
-    small = r.of("spheres", "sines", "crossing", "ou", width=lambda w: w <= 100)
+    return {c: ratio(c) for c in r.of("spheres", "sines", "crossing", "ou", width=lambda w: w <= widest)}
+
+
+def _compiled(r: Results) -> Row:
     aim = "`auto` with compile=True no slower than diffrax under jit (the faster of its two gradients)"
-    return judge("small networks, width 5 to 100", aim, {c: ratio(c) for c in small}, lambda c, v: v <= 1)
+    return judge("small networks, width 5 to 100", aim, over_diffrax(r, 100), lambda c, v: v <= 1)
 
 
 def _irregular(r: Results) -> Row:

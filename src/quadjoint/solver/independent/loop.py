@@ -238,6 +238,9 @@ class SampleIntegrator:
             tiny = going & (size < 1e-13 * control.t.abs().clamp(min=1.0))
             short = going & (size < 10 * control.eps * control.t.abs()) & (left > 1.01 * size)
             endless = verdict.infinite & tiny
+            if verdict.hopeless is not None:
+                short = short | verdict.hopeless
+                endless = endless | (verdict.hopeless if verdict.lost is None else verdict.hopeless & ~verdict.lost)
             self._fail(endless, Ending.NOT_FINITE)
             self._fail(short & ~endless, Ending.STEP_TOO_SMALL)
         if not self.finished and self.attempts >= control.settings.max_num_steps:

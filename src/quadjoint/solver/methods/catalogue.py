@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -242,6 +243,9 @@ def _settings(method: Method, options: dict[str, Any], layout: Layout, *, rtol: 
     for name in ("first_step", "safety", "ifactor", "dfactor", "min_step", "max_step"):
         if options.get(name) is not None:
             values[name] = positive(name, options[name], zero=name == "min_step")
+    least, most = values.get("min_step", 0.0), values.get("max_step", math.inf)
+    if least > most:
+        raise ValueError(f"options['min_step'] = {least:.6g} is larger than options['max_step'] = {most:.6g}.")
     if "max_num_steps" in options:
         values["max_num_steps"] = int(positive("max_num_steps", options["max_num_steps"]))
     for name in ("step_t", "jump_t"):

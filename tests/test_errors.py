@@ -96,6 +96,11 @@ BAD_INPUT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     # options
     "first_step": ({"options": {"first_step": 0.0}}, ValueError, r"options\['first_step'\] must be positive; got 0"),
     "min_step": ({"options": {"min_step": -1.0}}, ValueError, r"options\['min_step'\] must be at least 0; got -1"),
+    "limits": (
+        {"options": {"min_step": 0.2, "max_step": 0.1}},
+        ValueError,
+        r"options\['min_step'\] = 0.2 is larger than options\['max_step'\] = 0.1",
+    ),
     "max_step": ({"options": {"max_step": NAN}}, ValueError, r"options\['max_step'\] must be positive; got nan"),
     "safety": ({"options": {"safety": -0.9}}, ValueError, r"options\['safety'\] must be positive"),
     "max_num_steps": ({"options": {"max_num_steps": 0}}, ValueError, r"options\['max_num_steps'\] must be positive"),

@@ -195,7 +195,8 @@ def _until(t: Tensor, horizon: Any) -> Tensor:
         )
     if horizon is None:
         return t
-    last = torch.as_tensor(horizon).detach().to(t).reshape(())
+    last = torch.as_tensor(horizon, dtype=None if isinstance(horizon, Tensor) else torch.float64)
+    last = last.detach().to(t).reshape(())
     if not bool((last - t[0]) * (t[1] - t[0]) > 0.0):
         raise ValueError(f"options['horizon'] must lie past t[0] in the direction of t[1]; got {float(last):.6g}.")
     return torch.stack([t[0], last])

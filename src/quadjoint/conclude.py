@@ -69,7 +69,7 @@ def _event(found: Solved, arranged: Arranged, event_time: float | None) -> Solve
     assert spec.event is not None
     start, end = spec.interval
     if event_time is None:
-        event, ending = torch.tensor(end).to(t), Ending.LAST_TIME
+        event, ending = torch.full((), end, dtype=t.dtype, device=t.device), Ending.LAST_TIME
     else:
         end, ending = event_time, Ending.EVENT
         watch = spec.watch_event(spec.event, arranged.y0)

@@ -22,7 +22,7 @@ class SolveError(RuntimeError):
 
 
 class StepSizeUnderflowError(SolveError):
-    """The step size fell below the resolution of time, or below ``min_step`` if that is an error."""
+    """The step size fell below the resolution of time, or a step as short as ``min_step`` could not be taken."""
 
 
 class NonFiniteStateError(SolveError):

@@ -103,3 +103,10 @@ def test_a_tensor_of_the_host_is_found_out() -> None:
 def test_double_precision_is_found_out() -> None:
     with PretendedDevice(WIDER), pytest.raises(WrongTensor, match="float64"):
         qj.odeint(lambda t, y: (y.double() * 2.0).float(), torch.ones(4, 3, device=META), torch.tensor([0.0, 1.0]))
+
+
+@pytest.mark.parametrize(("method", "how"), [("rk4", "direct"), ("rk4", "discrete"), ("alf", "direct")])
+def test_learnable_times_of_the_host_inside_of_steps(method: str, how: str) -> None:
+    t = torch.linspace(0.0, 1.0, 5, requires_grad=True)
+    gradient_of(how, t, method=method, options={"step_size": 0.3})
+    assert t.grad is not None and t.grad.device.type == "cpu"

@@ -237,6 +237,20 @@ def test_an_event_that_the_state_does_not_move_has_no_gradient() -> None:
         qj.odeint(lambda t, y: 0 * y, y0, until(2.0), event_fn=event, independent=True)
 
 
+def test_an_event_at_the_end_of_a_step_is_there_whatever_is_rounded() -> None:
+    """Of y' = v, y = v at t = 1, where rounding alone decides whether and in which part of a step it is seen."""
+    v = torch.rand(4000, 1, generator=torch.Generator().manual_seed(0)) + 0.5
+    sol = qj.solve(
+        lambda t, y: v,
+        torch.zeros(4000, 1),
+        torch.tensor([0.0, 1.0]),
+        independent=True,
+        event_fn=lambda t, y: (y - v)[:, 0],
+    )
+    assert sol.status is not None and sol.event_time is not None
+    assert float(sol.event_time[sol.status.event].min()) == pytest.approx(1.0, abs=1e-6)
+
+
 # Steps that the batch shares ------------------------------------------------------------------------------------------
 
 
@@ -283,3 +297,16 @@ def test_a_shared_vector_event_says_for_which_sample() -> None:
     assert sol.event_index == (1,)
     scalar = qj.solve(lambda t, y: -rates * y, torch.ones(3, dtype=DTYPE), until(1.0), event_fn=lambda t, y: y[2] - 0.5)
     assert scalar.event_index == ()
+
+
+@pytest.mark.parametrize(("first", "span"), [(0.0, 0.1), (1.7e9, 30.0)])
+def test_a_horizon_is_as_precise_as_the_times(first: float, span: float) -> None:
+    sol = qj.solve(
+        lambda t, y: -y / span,
+        torch.ones(1, dtype=DTYPE),
+        torch.tensor([first, first + 2 * span], dtype=DTYPE),
+        event_fn=lambda t, y: y + 1.0,
+        options={"horizon": first + span},
+    )
+    assert sol.event_time is not None and sol.event_time.item() == first + span
+    assert sol.ts[-1].item() == first + span and float(sol.ys[-1]) == pytest.approx(math.exp(-1.0), rel=1e-3)

@@ -162,3 +162,17 @@ def test_failures_beside_events() -> None:
     assert [sol.status[b].name for b in (0, 2)] == ["EVENT", "LAST_TIME"] and bool(sol.status.failed[1])
     assert torch.isnan(sol.ys[:, 1]).all() and not torch.isnan(sol.ys[-1, [0, 2]]).any()
     torch.testing.assert_close(sol.event_time[[0, 2]], torch.tensor([1.0, 2.0], dtype=DTYPE), rtol=1e-6, atol=1e-6)
+
+
+def test_one_that_never_began_stops_at_its_initial_state_also_in_a_solve_that_was_paused() -> None:
+    w = torch.tensor(1.0, dtype=DTYPE, requires_grad=True)
+    sol = qj.solve(
+        lambda t, y: -w * y + 0 * y.sqrt(),
+        torch.tensor([[1.0], [-1.0]], dtype=DTYPE),
+        TIMES,
+        independent=True,
+        gradient=qj.Direct(memory_limit=200),
+        options={"on_failure": "stop"},
+    )
+    assert "from step" in sol.stats.reason
+    assert sol.ys[[0, -1], 1, 0].tolist() == [-1.0, -1.0]

@@ -305,3 +305,26 @@ def test_a_state_of_one_float32_number_keeps_its_precision(name: str) -> None:
     assert y[-1].item() == pytest.approx(np.exp(-1.0), abs=0.03 if name == "implicit_euler" else 1e-3)
     y[-1].backward()
     assert t.grad is not None and t.grad[-1].item() == pytest.approx(-np.exp(-1.0), abs=0.05)
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_an_explicit_first_stage_is_the_slope_at_the_start_of_every_step(independent: bool) -> None:
+    """The method of Hammer and Hollingsworth has order three; its last stage lies inside of the step."""
+    hammer = qj.ButcherTableau(
+        name="hammer_hollingsworth",
+        order=3,
+        c=np.array([0.0, 2 / 3]),
+        a=np.array([[0.0, 0.0], [1 / 3, 1 / 3]]),
+        b=np.array([1 / 4, 3 / 4]),
+        b_error=np.array([-3 / 4, 3 / 4]),
+        error_order=1,
+    )
+    t, y0 = torch.tensor([0.0, 1.0], dtype=torch.float64), torch.ones(2, 1, dtype=torch.float64)
+    errors = []
+    for h in (0.1, 0.05):
+        # Every step is good enough; the iteration for the stages of a linear problem is exact all the same.
+        options = {"first_step": h, "max_step": h} if independent else {"step_size": h}
+        with torch.no_grad():
+            found = qj.odeint(lambda t, y: -y, y0, t, method=hammer, rtol=1e2, options=options, independent=independent)
+        errors.append(float((found[-1] - np.exp(-1.0)).norm()))
+    assert np.log2(errors[0] / errors[1]) > 3 - 0.35

@@ -216,3 +216,22 @@ def test_dense_output_is_differentiable_in_time_and_initial_state() -> None:
     found = torch.autograd.grad(problems.loss(sol(ask)), (y0, ask))
     exact = problem.exact(y0, torch.cat([forwards(2)[:1], ask]))[1:]
     assert problems.agree(list(found), list(torch.autograd.grad(problems.loss(exact), (y0, ask))), 1e-6)
+
+
+@pytest.mark.parametrize("method", ["euler", "midpoint", "rk4", "alf"])
+@pytest.mark.parametrize("step", [0.1, 0.15])
+def test_a_state_of_one_float32_number_keeps_its_precision(method: str, step: float) -> None:
+    """Also with times in float64 that a gradient is wanted in, at the ends of steps and inside of them."""
+    t = torch.linspace(0.0, 1.0, 11, dtype=torch.float64, requires_grad=True)
+    seen = set()
+
+    def f(t: Tensor, y: Tensor) -> Tensor:
+        seen.add(y.dtype)
+        return -y
+
+    y = qj.odeint(f, torch.tensor(1.0), t, method=method, options={"step_size": step}, gradient="direct")
+    assert {y.dtype, *seen} == {torch.float32}
+    (slopes,) = torch.autograd.grad(y.sum(), t)
+    rough = 0.05 if method == "euler" else 0.005
+    assert torch.allclose(y.double(), torch.exp(-t), atol=rough)
+    assert torch.allclose(slopes[1:], -torch.exp(-t[1:]), atol=4 * rough)

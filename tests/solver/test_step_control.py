@@ -13,6 +13,7 @@ from torch import Tensor
 
 import problems
 import quadjoint as qj
+from quadjoint.errors import NonFiniteStateError, StepSizeUnderflowError
 from quadjoint.solver.state import max_norm
 
 # The forward solve is the subject here; no gradient method has to be chosen.
@@ -158,3 +159,55 @@ def test_counts_of_evaluations_are_those_made() -> None:
     assert sol.stats.forward_evaluations == calls
     assert calls == 2 + 6 * (sol.stats.accepted_steps + sol.stats.rejected_steps)  # search, then six new stages a step
     assert math.isclose(float(sol.ys[-1, 0]), math.exp(-1), rel_tol=1e-3)
+
+
+MODES = pytest.mark.parametrize("independent", [False, True])
+
+
+@MODES
+def test_a_shortest_step_that_is_not_finite_is_an_error(independent: bool) -> None:
+    """f is a root of a negative number from t = 0.9 on, and no step may be shorter than that from 0.75 to 1."""
+
+    def run(**options: Any) -> qj.Solution:
+        options = {"min_step": 0.25, "max_step": 0.25, **options}
+        f = lambda t, y: (0.9 - t).sqrt() + 0 * y  # noqa: E731
+        t = torch.tensor([0.0, 1.0], dtype=torch.float64)
+        return solve(f, torch.ones(1, 1, dtype=torch.float64), t, independent=independent, options=options)
+
+    with pytest.raises(NonFiniteStateError, match=r"not finite at t = 0\.75|t = 0\.75 .*not finite"):
+        run()
+    if independent:
+        sol = run(on_failure="stop")
+        assert sol.status is not None and sol.status[0].name == "NOT_FINITE" and float(sol.status.t) == 0.75
+        assert float(sol.ys[-1]) == pytest.approx(1 + 2 / 3 * (0.9**1.5 - 0.15**1.5), abs=1e-3)
+
+
+@MODES
+@pytest.mark.parametrize("length", [1.0, 1.0005])
+def test_steps_of_the_shortest_length_are_accepted_whatever_their_error(independent: bool, length: float) -> None:
+    """Also where rounding, or the end of the solve, makes them a little longer."""
+    options = {"min_step": 0.1, "max_num_steps": 30}
+    sol = solve(
+        lambda t, y: 100 * torch.cos(100 * t) + 0 * y,
+        torch.ones(1, 1, dtype=torch.float64),
+        torch.tensor([0.0, length], dtype=torch.float64),
+        rtol=1e-10,
+        atol=1e-10,
+        independent=independent,
+        options=options,
+    )
+    assert int(sol.stats.accepted_steps) == 10
+
+
+@MODES
+def test_equations_that_cannot_be_solved_in_the_shortest_step_are_an_error(independent: bool) -> None:
+    """y' = exp(y) blows up at t = 1, before which implicit steps of 0.3 have no solution."""
+    with pytest.raises(StepSizeUnderflowError, match=r"min_step"):
+        solve(
+            lambda t, y: torch.exp(y),
+            torch.zeros(1, 1, dtype=torch.float64),
+            torch.tensor([0.0, 0.95], dtype=torch.float64),
+            method="kvaerno3",
+            independent=independent,
+            options={"min_step": 0.45, "max_num_steps": 100},
+        )

@@ -14,7 +14,7 @@ from quadjoint.errors import warn_once
 from quadjoint.gradient import Gradient
 from quadjoint.gradient.first import Only
 from quadjoint.ode import odeint
-from quadjoint.solver.methods.catalogue import METHODS, is_adaptive, known_options, runge_kutta_of
+from quadjoint.solver.methods.catalogue import METHODS, is_adaptive, known_options, on_grid, runge_kutta_of
 from quadjoint.solver.spec import Method
 from quadjoint.solver.structure import Structure
 
@@ -184,7 +184,7 @@ def solver_options(
     options, known = dict(options or {}), known_options(method)
     if "jump_t" in known and not {"jump_t", "step_t"} & {*options}:
         kinks, bends = getattr(X, "kinks", None), None
-        if "step_t" in known and isinstance(X, PiecewisePath | TupleControl):
+        if "step_t" in known and not on_grid(options) and isinstance(X, PiecewisePath | TupleControl):
             bends = X.bends(_least(rtol))
         if kinks is not None and kinks.ndim == 2 and bends is not None:
             kinks, bends = torch.cat([kinks, bends], dim=1), None

@@ -117,13 +117,18 @@ class AdaptiveControl:
     def judge(self, step: Step) -> bool:
         s = self.settings
         h = self.length
-        shortest = h <= s.min_step
+        shortest = min(h, self.full_step) <= s.min_step  # also if it was made a little longer to reach a stop
         ratio = s.error_ratio(step)
         if not math.isfinite(ratio):
-            self._check_start(step, h)
             failed = isinstance(step.ratio, float)  # its equations could not be solved
+            self._check_start(step, h, hopeless=shortest and not failed)
+            if shortest:
+                raise StepSizeUnderflowError(
+                    f"The equations of an implicit step could not be solved at t = {step.t0:.9g}, and a step of length "
+                    f"{h:.3g} must not be shortened: options['min_step'] = {s.min_step:.3g}. Lower it."
+                )
             self.h = h * (max(UNSOLVED, s.dfactor) if failed else s.dfactor)
-            return shortest and not failed
+            return False
         accepted = ratio <= 1.0 or shortest
         factor = self._factor(ratio)
         # An implicit method saves a factorisation by a step of the same length.
@@ -145,10 +150,10 @@ class AdaptiveControl:
         # Another attempt must be shorter, whatever the steps before were like.
         return min(s.ifactor if ratio <= 1.0 else s.safety, max(factor, s.dfactor))
 
-    def _check_start(self, step: Step, h: float) -> None:
+    def _check_start(self, step: Step, h: float, *, hopeless: bool) -> None:
         """A step from a state whose derivative is not finite cannot be mended by shortening it."""
         start_bad = step.slope is not None and not is_finite(step.slope)
-        if start_bad or not is_finite(step.y0) or h < 1e-13 * max(1.0, abs(step.t0)):
+        if hopeless or start_bad or not is_finite(step.y0) or h < 1e-13 * max(1.0, abs(step.t0)):
             raise NonFiniteStateError(
                 f"The dynamics are not finite at t = {step.t0:.9g} (step size {h:.3g}). "
                 "Look for a division by zero, a log or root of a negative number, or a solution that blows up there."

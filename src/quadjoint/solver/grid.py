@@ -20,26 +20,31 @@ def positive(name: str, value: Any, *, zero: bool = False) -> float:
     return number
 
 
-def make_grid(options: dict[str, Any], problem: InitialValue, *, jump_t: tuple[float, ...] = ()) -> Tensor:
+def make_grid(options: dict[str, Any], problem: InitialValue, stops: tuple[float, ...] = ()) -> Tensor:
     """The grid of a fixed-step method as a tensor: the observation times unless an option says otherwise.
 
-    Steps end at the discontinuities ``jump_t`` as well.
+    Steps end at the times ``stops`` as well.
     """
     step_size, constructor = options.get("step_size"), options.get("grid_constructor")
     if step_size is not None and constructor is not None:
         raise ValueError("Give options['step_size'] or options['grid_constructor'], not both.")
+    if problem.open_end and stops:
+        named = "jump_t" if options.get("jump_t") is not None else "step_t"
+        raise ValueError(
+            f"options[{named!r}] with event_fn needs an adaptive method, or options['horizon'] up to which there is a "
+            "grid."
+        )
     if problem.open_end and step_size is not None:
-        if jump_t:
-            raise ValueError("options['jump_t'] with event_fn needs an adaptive method.")
         first, last = problem.times[0], problem.times[-1]
         h = math.copysign(positive("step_size", step_size), last - first)
         return torch.tensor([first, first + h], dtype=torch.float64)
     grid = problem.t
     if constructor is not None:
-        grid = _through(grid, torch.as_tensor(constructor(problem.f, problem.y0, grid)))
+        made = constructor(problem.f, problem.y0, grid)
+        grid = _through(grid, made if isinstance(made, Tensor) else torch.as_tensor(made, dtype=torch.float64))
     elif step_size is not None:
         grid = _regular(grid, positive("step_size", step_size))
-    grid = _with_jumps(grid, jump_t)
+    grid = _with_stops(grid, stops)
     _check(grid.detach().to("cpu", torch.float64).tolist(), problem.times)
     return grid
 
@@ -59,27 +64,33 @@ def _through(t: Tensor, grid: Tensor) -> Tensor:
     """The same grid, whose points at observation times (to rounding) are those times and move with them."""
     points, times = (x.detach().to("cpu", torch.float64) for x in (grid, t))
     sign = math.copysign(1.0, float(times[-1] - times[0]))
-    slack = 4 * torch.finfo(t.dtype).eps * float(times.abs().max())
+    coarse = [torch.finfo(x.dtype).eps for x in (t, grid) if x.is_floating_point()]
+    slack = 4 * max(coarse) * float(times.abs().max())
     near = torch.searchsorted(sign * points, sign * times - slack).clamp(max=len(points) - 1)
     hit = (points[near] - times).abs() <= slack
     index = torch.full((len(points),), -1).index_copy_(0, near[hit], torch.arange(len(times))[hit]).to(t.device)
     return torch.where(index >= 0, t[index.clamp(min=0)], grid.to(t))
 
 
-def _with_jumps(grid: Tensor, jump_t: tuple[float, ...]) -> Tensor:
-    """The grid with the times of discontinuities inside it, at which steps are to end as well."""
-    if not jump_t:
+def like_grid(times: tuple[float, ...], grid: Tensor) -> tuple[float, ...]:
+    """Times in the precision of the grid."""
+    return tuple(torch.tensor(times, dtype=torch.float64).to(grid.dtype).tolist())
+
+
+def _with_stops(grid: Tensor, stops: tuple[float, ...]) -> Tensor:
+    """The grid with those of further times that lie inside of it, at which steps are to end as well."""
+    if not stops:
         return grid
     sign = 1.0 if grid[-1] >= grid[0] else -1.0
-    jumps = torch.tensor(jump_t, dtype=torch.float64).to(grid)
-    inside = (sign * jumps > sign * grid.detach()[0]) & (sign * jumps < sign * grid.detach()[-1])
-    jumps = jumps[inside].unique()
-    if not grid.requires_grad and len(grid) > 2:  # points beside a jump, to rounding in float32, are moved onto it
-        apart = (grid[1:-1, None] - jumps).abs()
+    ends = torch.tensor(like_grid(stops, grid), dtype=grid.dtype, device=grid.device)
+    inside = (sign * ends > sign * grid.detach()[0]) & (sign * ends < sign * grid.detach()[-1])
+    ends = ends[inside].unique()
+    if not grid.requires_grad and len(grid) > 2:  # points beside a stop, to rounding in float32, are moved onto it
+        apart = (grid[1:-1, None] - ends).abs()
         near = apart <= 4 * torch.finfo(torch.float32).eps * grid.abs().max()
-        moved = torch.where(near.any(dim=1), jumps[near.int().argmax(dim=1)], grid[1:-1]) if len(jumps) else grid[1:-1]
+        moved = torch.where(near.any(dim=1), ends[near.int().argmax(dim=1)], grid[1:-1]) if len(ends) else grid[1:-1]
         grid = torch.cat([grid[:1], moved, grid[-1:]])
-    joined = torch.cat([grid, jumps[~torch.isin(jumps, grid.detach())]])
+    joined = torch.cat([grid, ends[~torch.isin(ends, grid.detach())]])
     return joined[(sign * joined.detach()).argsort()]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,7 +66,8 @@ class Integrator:
     ``jumps`` maps times to functions of the state that are applied there (the solve lands on them exactly, keeps its
     step size and evaluates the derivative anew). With a ``watch`` for an event the last time is open: the solve ends
     where the event function changes sign, and the state there is the last observation. ``keep`` keeps the accepted
-    steps.
+    steps. After ``discontinuities`` of f, by default those that the control knows, a step takes nothing from the one
+    before.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Integrator:
         hooks: Hooks | None = None,
         keep: bool = False,
         jumps: Jumps | None = None,
+        discontinuities: Set[float] | None = None,
     ) -> None:
         self.f, self.stepper, self.control, self.observer = f, stepper, control, observer
         self.watch, self.hooks, self.keep, self.jumps = watch, hooks or Hooks(), keep, jumps or {}
@@ -98,7 +100,7 @@ class Integrator:
                 self.t_end = math.copysign(math.inf, towards - self.t)  # where the event is remains to be seen
             observer.times[-1] = self.t_end
         self.stops = _stops(self.t, self.t_end, control, self.jumps)
-        self.discontinuities = set(control.settings.jump_t)
+        self.discontinuities = set(control.settings.jump_t) if discontinuities is None else discontinuities
         self.stiffness = StiffnessWatch(stepper, f)
         self.carry = control.start(f, self.t, self.y, towards)
         self.fresh = self.t in self.discontinuities
@@ -190,7 +192,7 @@ def retrace(
     stepper: Stepper,
     observer: Collector,
     points: Tensor | None = None,
-    discontinuities: frozenset[float] = frozenset(),
+    discontinuities: Set[float] = frozenset(),
 ) -> Integration:
     """Take the accepted steps of a solve again: the same numbers, without any control.
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.autograd import private
+from quadjoint.solver.methods.sums import like_state
 from quadjoint.solver.protocols import Clock, Nudge, Step, Time, VectorField
 
 
@@ -160,7 +161,7 @@ class HermiteStep:
 
     def evaluate_at(self, times: Tensor) -> Tensor:
         t0, t1 = self.clock if self.clock is not None else (self.t0, self.t1)
-        states = self._polynomial(t1 - t0).states((times - t0) / (t1 - t0))
+        states = self._polynomial(like_state(t1 - t0, self.y0)).states((times - t0) / (t1 - t0))
         return states.reshape(len(times), *self.y0.shape)
 
     def scatter(self, rows: Tensor, times: np.ndarray) -> Tensor:

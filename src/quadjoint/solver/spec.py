@@ -69,6 +69,11 @@ class Solver:
         return not self.stepper.free and (self.grid is not None or self.settings.first_step is None)
 
     @property
+    def discontinuities(self) -> frozenset[float]:
+        """Times at which f may jump, and steps end."""
+        return frozenset(self.settings.jump_t)
+
+    @property
     def eager(self) -> Stepper:
         """The stepper for other dynamics than the forward solve's, which may be compiled."""
         return self.stepper.eager
@@ -146,6 +151,7 @@ class Spec:
             watch=watch,
             hooks=self.hooks if accepted is None else replace(self.hooks, accepted=accepted),
             keep=self.dense,
+            discontinuities=self.solver.discontinuities,
         )
 
     def watch_event(self, event: EventFunction, y0: Tensor) -> EventWatch:
@@ -203,5 +209,5 @@ class Spec:
             stepper=self.solver.eager.twice,
             observer=observer,
             points=points,
-            discontinuities=frozenset(self.solver.settings.jump_t),
+            discontinuities=self.solver.discontinuities,
         )

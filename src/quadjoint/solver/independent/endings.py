@@ -22,7 +22,7 @@ class Ending(IntEnum):
 
 
 REASONS = {
-    Ending.STEP_TOO_SMALL: "the step size fell below the resolution of time",
+    Ending.STEP_TOO_SMALL: "the step size fell below the resolution of time, or as far as options['min_step'] allows",
     Ending.NOT_FINITE: "the dynamics are not finite there",
     Ending.TOO_MANY_STEPS: "max_num_steps were not enough",
 }

@@ -92,6 +92,7 @@ class SampleIntegrator:
         self.watch, self.hooks, self.keep = watch, hooks or Hooks(), keep
         self.samples, self.y, self.y0 = control.samples, y0, y0
         self.carry: Any = None
+        self.lame: Tensor | None = None  # as of the first part of a solve that was paused
         self.out = SampleIntegration(y0, ends=[control.time], glances=observer.glances)
         self.codes = no_failures(len(self.samples), y0.device)
         self.rejections = torch.zeros_like(self.codes)
@@ -113,7 +114,7 @@ class SampleIntegrator:
         self.control.resting = self.control.resting or self.done > 0
         if bad_count:
             self._fail(bad, Ending.NOT_FINITE)
-            self.out.lame = bad
+            self.lame = self.out.lame = bad
             self.y, self.carry = self.out.startable(self.y), None
         if self.done == len(self.codes):
             self._finish()
@@ -238,6 +239,9 @@ class SampleIntegrator:
             tiny = going & (size < 1e-13 * control.t.abs().clamp(min=1.0))
             short = going & (size < 10 * control.eps * control.t.abs()) & (left > 1.01 * size)
             endless = verdict.infinite & tiny
+            if verdict.hopeless is not None:
+                short = short | verdict.hopeless
+                endless = endless | (verdict.hopeless if verdict.lost is None else verdict.hopeless & ~verdict.lost)
             self._fail(endless, Ending.NOT_FINITE)
             self._fail(short & ~endless, Ending.STEP_TOO_SMALL)
         if not self.finished and self.attempts >= control.settings.max_num_steps:
@@ -265,8 +269,8 @@ class SampleIntegrator:
             ended_at = torch.where(happened, self.watch.times, ended_at)
             out.event_index = self.watch.index
             rows = (~happened).nonzero()[:, 0]
-        if out.lame is not None:
-            self.y = torch.where(self.samples.shaped(out.lame), self.y0, self.y)
+        if self.lame is not None:
+            self.y = torch.where(self.samples.shaped(self.lame), self.y0, self.y)
         self.observer.finish(self.first + len(out.taken), self.y, rows)
         out.status = Status(self.codes, ended_at)
 

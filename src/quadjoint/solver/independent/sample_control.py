@@ -27,6 +27,7 @@ class Verdict:
     ratio: Tensor  # of the error and the tolerance, infinite if it is not finite
     lost: Tensor | None  # implicit stages were not found
     stuck: Tensor  # the next step may be too short; also samples that had ended before
+    hopeless: Tensor | None  # the shortest step that is allowed has failed
 
     @property
     def infinite(self) -> Tensor:
@@ -57,7 +58,7 @@ class SampleControl:
         # Steps this short have come to nothing, if they are not those of a sample that has ended.
         size = torch.maximum(self.t.abs(), self.end.abs())
         self.least = torch.maximum(1e-13 * size.clamp(min=1.0), 10 * self.eps * size)
-        self.resting = settings.min_step > 0.0  # whether steps may be accepted whatever their error
+        self.resting = False  # whether samples have ended, whose steps are accepted whatever they are
         self.limited = settings.min_step > 0.0 or settings.max_step < math.inf
 
     # The first step ---------------------------------------------------------------------------------------------------
@@ -105,15 +106,23 @@ class SampleControl:
         dt, ratio = t1 - self.t, self._ratio(step)
         accepted = ratio <= 1.0
         if self.resting:
-            accepted = accepted | (dt <= self.settings.min_step)
+            accepted = accepted | (dt <= 0.0)
+        shortest = None
+        if self.settings.min_step > 0.0:
+            # Rounding, or the end of the solve, may make the step a little longer than it was to be.
+            shortest = torch.minimum(self.h, dt) <= self.settings.min_step
+            accepted = accepted | (shortest & (ratio < math.inf))
         factor, lost = self._factor(ratio, accepted, dt), step.lost
         if lost is not None:
             lost = lost & (dt > 0.0)
             accepted, factor = accepted & ~lost, torch.where(lost, max(UNSOLVED, self.settings.dfactor), factor)
+        hopeless = None if shortest is None else shortest & ~accepted
         self.h = dt * factor
         if self.remembers:
             self._remember(ratio, accepted, dt)
-        return Verdict(accepted, accepted > self.beyond, ratio, lost, self.h <= self.least)
+        stuck = self.h <= self.least
+        stuck = stuck if hopeless is None else stuck | hopeless
+        return Verdict(accepted, accepted > self.beyond, ratio, lost, stuck, hopeless)
 
     def _ratio(self, step: SampleStep) -> Tensor:
         """The errors in units of the tolerance; infinite if they are not finite."""

@@ -122,7 +122,8 @@ class SampleEvents:
         eps = torch.finfo(t0.dtype).eps
         resolution = (2 * eps * torch.maximum(t0.abs(), t1.abs()) / (t1 - t0).abs()).clamp(min=self.tolerance)
         a, b = torch.where(self.found, self.high, 1.0).to(t0), torch.where(self.found, self.low, 1.0).to(t0)
-        value_a, value_b = self._before(step, a)[0], self._before(step, b)[0]
+        # At the later end it has happened, also if other operations than those of ``detect`` round to the other side.
+        value_a, value_b = self._before(step, a)[0].clamp(max=0.0), self._before(step, b)[0]
         c, value_c, fraction = b, value_b, torch.full_like(a, 0.5)
         for _ in range(ITERATIONS):
             open_ = self.found & ((b - a).abs() > resolution) & (value_a != 0.0)

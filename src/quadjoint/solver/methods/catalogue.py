@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -13,7 +15,7 @@ from quadjoint.autograd import private
 from quadjoint.errors import nearest
 from quadjoint.solver.control import AdaptiveControl, FreeControl, GridControl, StepSettings
 from quadjoint.solver.controllers import controller_of
-from quadjoint.solver.grid import make_grid, positive
+from quadjoint.solver.grid import like_grid, make_grid, positive
 from quadjoint.solver.methods.adams import Adams
 from quadjoint.solver.methods.implicit import ImplicitRungeKutta
 from quadjoint.solver.methods.jacobian import SOLVERS, JacobianSource
@@ -118,11 +120,13 @@ def make_solver(method: Method, options: dict[str, Any], problem: InitialValue, 
     stepper = _stepper(method, options, problem.y0, rtol=rtol, atol=atol)
     if stepper.free:
         return Solver(method, stepper, partial(FreeControl, settings.max_num_steps), settings)
-    if stepper.adaptive and not _on_grid(options):
+    if stepper.adaptive and not on_grid(options):
         if isinstance(rtol, float) and isinstance(atol, float) and rtol == atol == 0.0:
             raise ValueError("rtol and atol must not both be zero.")
         return Solver(method, stepper, partial(AdaptiveControl, settings, stepper.estimate_order), settings)
-    points = make_grid(options, problem, jump_t=settings.jump_t)
+    _refuse_choices(options)
+    points = make_grid(options, problem, (*settings.jump_t, *settings.step_t))
+    settings = replace(settings, jump_t=like_grid(settings.jump_t, points))
     grid = points.detach().to("cpu", torch.float64).tolist()
     tracked = points if private.is_differentiated(points) and stepper.clocked else None
     perturb = bool(options.get("perturb", bool(settings.jump_t)))
@@ -146,7 +150,7 @@ def _stepper(method: Method, options: dict[str, Any], y0: Tensor, *, rtol: Any, 
     interp = _interp(method, stepper, options)
     if isinstance(stepper, ImplicitRungeKutta):
         check_not_empty([y0.shape], f"method={method!r}")
-        newton = _newton(options, rtol=rtol, atol=atol, adaptive=stepper.adaptive and not _on_grid(options))
+        newton = _newton(options, rtol=rtol, atol=atol, adaptive=stepper.adaptive and not on_grid(options))
         tableau = stepper.tableau.cubic() if interp == "cubic" else stepper.tableau
         own = ImplicitRungeKutta(tableau, newton=newton)
         return own if interp != "linear" else ImplicitRungeKutta(stepper.tableau.linear(), own, newton=newton)
@@ -172,9 +176,20 @@ def _stepper(method: Method, options: dict[str, Any], y0: Tensor, *, rtol: Any, 
     )
 
 
-def _on_grid(options: dict[str, Any]) -> bool:
+def on_grid(options: dict[str, Any]) -> bool:
     """Whether a method with an error estimate is to take given steps all the same."""
     return any(options.get(name) is not None for name in ("step_size", "grid_constructor"))
+
+
+def _refuse_choices(options: dict[str, Any]) -> None:
+    """Options that say how steps are chosen, beside steps that are given."""
+    for name in sorted(_ADAPTIVE - {"step_t", "jump_t"}):
+        if options.get(name) is not None:
+            given = "step_size" if options.get("step_size") is not None else "grid_constructor"
+            raise ValueError(
+                f"options[{name!r}] is of steps that are chosen by their errors, and options[{given!r}] gives the "
+                "steps; leave out one of both."
+            )
 
 
 def _newton(options: dict[str, Any], *, rtol: Any, atol: Any, adaptive: bool) -> NewtonSettings:
@@ -228,6 +243,9 @@ def _settings(method: Method, options: dict[str, Any], layout: Layout, *, rtol: 
     for name in ("first_step", "safety", "ifactor", "dfactor", "min_step", "max_step"):
         if options.get(name) is not None:
             values[name] = positive(name, options[name], zero=name == "min_step")
+    least, most = values.get("min_step", 0.0), values.get("max_step", math.inf)
+    if least > most:
+        raise ValueError(f"options['min_step'] = {least:.6g} is larger than options['max_step'] = {most:.6g}.")
     if "max_num_steps" in options:
         values["max_num_steps"] = int(positive("max_num_steps", options["max_num_steps"]))
     for name in ("step_t", "jump_t"):

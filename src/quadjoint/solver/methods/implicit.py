@@ -62,7 +62,9 @@ class ImplicitStep(RungeKuttaStep):
     def carry(self) -> Memory | None:
         if self.nudge[1] or self.next_memory is None:
             return None
-        slope = self.ks[self.method.tableau.stages - 1]
+        # The next step begins with f(t1, y1); a last stage elsewhere only helps to predict stages that are solved for.
+        helps = self.method.tableau.stiffly_accurate or not self.method.starts_explicit
+        slope = self.ks[self.method.tableau.stages - 1] if helps else None
         if self.lengths is None:
             return replace(self.next_memory, slope=slope)
         assert self.memory is not None

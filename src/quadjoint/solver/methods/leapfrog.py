@@ -7,7 +7,8 @@ import math
 from torch import Tensor
 
 from quadjoint.solver.interpolation import HermiteStep
-from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
+from quadjoint.solver.methods.sums import like_state
+from quadjoint.solver.protocols import Clock, Nudge, Stepper, VectorField
 
 
 class AsynchronousLeapfrog(Stepper):
@@ -41,7 +42,7 @@ class AsynchronousLeapfrog(Stepper):
     ) -> HermiteStep:
         start, end = clock if clock is not None else (t0, t1)
         v = f(start, y, nudge[0]) if carry is None else carry
-        h: Time = end - start
+        h = like_state(end - start, y)
         middle = y + v * (0.5 * h)
         u = f(start + 0.5 * h, middle)
         v1 = v + 2.0 * self.eta * (u - v)

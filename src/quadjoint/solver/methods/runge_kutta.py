@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quadjoint.solver.methods.explicit_stages import sum_columns, sums_pay, take_stages
 from quadjoint.solver.methods.runge_kutta_step import RungeKuttaStep
-from quadjoint.solver.methods.sums import nonzero, stage_time
+from quadjoint.solver.methods.sums import like_state, nonzero, stage_time
 from quadjoint.solver.methods.tableau import ButcherTableau
 from quadjoint.solver.protocols import Clock, Nudge, Stepper, Time, VectorField
 
@@ -84,7 +84,8 @@ class RungeKutta(Stepper):
         clock: Clock | None = None,
     ) -> RungeKuttaStep:
         ends: tuple[Time, Time] = clock or (t0, t1)
-        dt = length = ends[1] - ends[0]
+        length = ends[1] - ends[0]
+        dt = like_state(length, y)
         times: Sequence[Time] | None = None
         if isinstance(length, Tensor) and length.ndim:
             dt, times = self._own_times(*ends, length, y)

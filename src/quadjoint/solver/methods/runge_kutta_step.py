@@ -174,7 +174,8 @@ class RungeKuttaStep:
         t0, t1 = self.clock if self.clock is not None else (self.t0, self.t1)
         theta = (times - t0) / (t1 - t0)
         dense = torch.tensor(self.method.tableau.dense, dtype=times.dtype, device=times.device)
-        return self.blend((powers(theta, dense.shape[1]) @ dense.T * (t1 - t0)).to(self.y0.dtype))
+        weights = powers(theta, dense.shape[1]) @ dense.T * (t1 - t0)
+        return self.blend(weights.to(self.y0.device, self.y0.dtype))
 
     def stacked(self) -> Tensor:
         """All stages as one tensor, shape (stages, *state)."""

@@ -129,12 +129,13 @@ def _spread(mask: Tensor, z: Tensor) -> Tensor:
     return (mask if len(mask) == len(z) else mask.repeat_interleave(len(z) // len(mask))).reshape(-1, 1, 1)
 
 
-def remaining(memory: Memory, before: Memory, slope: Tensor, moving: Tensor) -> Memory:
+def remaining(memory: Memory, before: Memory, slope: Tensor | None, moving: Tensor) -> Memory:
     """What the next step goes on from, if only samples that are ``moving`` have taken this one."""
-    kept = before.slope if before.slope is not None else torch.zeros_like(slope)
+    if slope is not None:
+        slope = torch.where(moving, slope, torch.zeros_like(slope) if before.slope is None else before.slope)
     eta = torch.where(moving.reshape(-1), memory.eta, before.eta)
     previous = memory.previous
     if previous is not None:
         (dt, z), (old_dt, old_z) = previous, before.previous or (0.0, torch.zeros_like(previous[1]))
         previous = torch.where(moving, dt, old_dt), torch.where(_spread(moving.reshape(-1), z), z, old_z)
-    return replace(memory, slope=torch.where(moving, slope, kept), eta=eta, previous=previous)
+    return replace(memory, slope=slope, eta=eta, previous=previous)

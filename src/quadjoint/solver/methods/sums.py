@@ -44,6 +44,11 @@ def combine(y: Tensor, ks: Stages, weights: Weights, dt: Time) -> Tensor:
     return y + weighted(ks, weights, dt)
 
 
+def like_state(length: Time, y: Tensor) -> Time:
+    """The length of a step in the precision of a state of one number, which would otherwise take that of the times."""
+    return length.to(y.dtype.to_real()) if isinstance(length, Tensor) and not y.ndim else length
+
+
 @overload
 def stage_time(c: float, ends: tuple[float, float], length: float) -> float: ...
 @overload

@@ -239,7 +239,7 @@ def _forward(task: Task, y: Tensor, first: First | None) -> Outcome:
         task.say("no gradient is needed")
     before = task.f.evaluations
     with torch.set_grad_enabled(torch.is_grad_enabled() and not task.complete):
-        integrator = task.spec.begin(y, None if first is None else StartedDynamics(task.f, first, first.value))
+        integrator = task.spec.begin(y, StartedDynamics(task.f, first))
         run = integrator.run()
     task.count(run, task.f.evaluations - before)
     return Outcome(run.ys, run, integrator.observer, [Part(run)])

@@ -6,6 +6,8 @@ Measured by a dispatch mode that knows every storage which an operation creates,
 from __future__ import annotations
 
 import gc
+import weakref
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -118,3 +120,30 @@ def test_the_forward_solve_is_freed_by_backward(how: str | qj.Gradient) -> None:
         assert memory.now < STATE_BYTES
     finally:
         gc.enable()
+
+
+class Noted(torch.autograd.Function):
+    """The identity, which notes the graphs that are alive."""
+
+    alive: ClassVar[weakref.WeakSet[torch.Tensor]] = weakref.WeakSet()
+
+    @staticmethod
+    def forward(ctx: Any, y: torch.Tensor) -> torch.Tensor:
+        ctx.kept = torch.zeros(())
+        Noted.alive.add(ctx.kept)
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0]
+
+
+@pytest.mark.parametrize("how", ["gq", "adjoint", "reversible", qj.DiscreteAdjoint(activations=0)])
+def test_a_continuous_solution_keeps_no_graph_of_an_evaluation(how: str | qj.Gradient) -> None:
+    f, y0 = Network(DIM, WIDTH), normal(BATCH, DIM)
+    method = "alf" if how == "reversible" else "rk4"
+    Noted.alive.clear()
+    sol = qj.solve(lambda t, y: f(t, Noted.apply(y)), y0, times(0.0, 1.0), method=method, gradient=how)
+    gc.collect()
+    assert not Noted.alive
+    assert sol.ys.requires_grad

@@ -80,7 +80,7 @@ class Frontier:
                     (met if id(variable) in self.leaves else beyond)[id(variable)] = variable
         return list(met.values()), list(beyond.values())
 
-    def strangers(self, out: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def strangers(self, out: Tensor, inputs: Sequence[Tensor] = ()) -> list[Tensor]:
         """Leaves requiring grad, none of ``inputs``, that ``out`` depends on and that are not behind the frontier."""
         return [x for x in self.explore(out)[1] if not any(x is y for y in inputs)]
 

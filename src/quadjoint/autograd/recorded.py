@@ -80,6 +80,14 @@ def saved_bytes(params: Iterable[Tensor]) -> Iterator[list[int]]:
         yield total
 
 
+def share_numbers(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors of one dtype are the same numbers in the same memory; False if that cannot be seen."""
+    if x is y:
+        return True
+    place, other = ((a.shape, a.stride(), a.storage_offset()) if a.layout == torch.strided else None for a in (x, y))
+    return place is not None and place == other and _pointer(x) is not None and _pointer(x) == _pointer(y)
+
+
 def _pointer(x: Tensor) -> int | None:
     """Where the numbers of a tensor lie; None if it is sparse, wrapped by a transform, or has no shape yet."""
     try:

@@ -54,10 +54,10 @@ class Direct(Gradient):
         if stepper.twice is not stepper and spec.solver.points is None and not Aliases(task.params):
             recorded = _Recorded(spec)
             return differentiate(_Once(), task, recorded.begin, y0, recorded)
-        start = y0 if y0.requires_grad else first.recording.y
-        # The first evaluation was of another tensor if y0 is made to depend on the initial time.
-        dynamics = StartedDynamics(spec.f, first, first.recording.out) if start is first.recording.y else spec.f
-        integrator = spec.begin(start, dynamics)
+        # The first evaluation was of another tensor if y0 has been made to depend on the initial time since.
+        same = y0 is first.y0
+        dynamics = StartedDynamics(spec.f, first if same else None, recorded=True)
+        integrator = spec.begin(first.recording.y if same else y0, dynamics)
         run = integrator.run(self._is_spent(task, first, before))
         task.count(run, task.f.evaluations - before)
         unused = [p for p in task.params if not any(p is x for x in first.met)]

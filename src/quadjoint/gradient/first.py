@@ -13,7 +13,7 @@ from torch import Tensor
 from quadjoint.autograd import private
 from quadjoint.autograd.captured import Snapshot
 from quadjoint.autograd.leaves import Frontier, are_referenced, separate, upstream
-from quadjoint.autograd.recorded import Recording, record_and_count
+from quadjoint.autograd.recorded import Recording, record_and_count, share_numbers
 from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.protocols import Time, VectorField
 from quadjoint.solver.spec import Spec
@@ -27,12 +27,14 @@ class Only(tuple[Tensor, ...]):
 class First:
     """f(t0, y0) with its graph; the solve does not make this evaluation again.
 
-    ``params`` are the tensors to differentiate in: the parameters of a module, those given, and whatever else the
-    evaluation depends on. ``met`` are those among them that it does depend on.
+    Its input is a view of ``y0``, so that f may use y0 by itself as well. ``params`` are the tensors to differentiate
+    in: the parameters of a module, those given, and whatever else the evaluation depends on but that input. ``met`` are
+    those among them that it does depend on.
     """
 
     t: Time
     nudge: int
+    y0: Tensor
     recording: Recording
     params: tuple[Tensor, ...]
     met: tuple[Tensor, ...]
@@ -42,16 +44,17 @@ class First:
     def record(cls, spec: Spec, y0: Tensor, snapshot: Snapshot, given: Sequence[Tensor] | None) -> First:
         """Evaluate f where the solve will evaluate it first."""
         t, nudge, learnable = spec.start, _first_nudge(spec), snapshot.learnable_tensors()
+        y = y0.view_as(y0) if y0.requires_grad else y0.detach().requires_grad_()
 
         def evaluate() -> tuple[Recording, int | None]:
             spec.f.evaluations += 1
-            recording, count = record_and_count(spec.f.checked, spec.f.time(t, nudge), y0, learnable)
+            recording, count = record_and_count(spec.f.checked, spec.f.time(t, nudge), y, learnable)
             spec.f.evaluations += count is None
             return recording, count
 
-        frontier = Frontier([*learnable, *(given or ())])
+        frontier = Frontier([y, *learnable, *(given or ())])
         recording, count = evaluate()
-        strangers = frontier.strangers(recording.out, (recording.y,))
+        strangers = frontier.strangers(recording.out)
         if are_referenced(strangers):
             frontier = Frontier([*frontier.tensors, *strangers])
         else:
@@ -61,29 +64,22 @@ class First:
             frontier = Frontier([*frontier.tensors, *(x for ref in weak if (x := ref()) is not None)])
             recording, count = evaluate()
         params, met = _parameters(spec.f.f, recording, frontier, given)
-        return cls(t, nudge, recording, params, met, count)
+        return cls(t, nudge, y0, recording, params, met, count)
 
     @property
     def value(self) -> Tensor:
         return self.recording.out.detach()
 
-    def is_at(self, t: Time, nudge: int) -> bool:
-        """Whether the solve begins with an evaluation at time ``t``; times of samples are known by their tensor."""
+    def is_at(self, t: Time, y: Tensor, nudge: int) -> bool:
+        """Whether this is the evaluation at ``t`` and ``y``; times of samples are known by their tensor."""
         same = t is self.t if isinstance(t, Tensor) or isinstance(self.t, Tensor) else t == self.t
-        return same and nudge == self.nudge
+        return same and nudge == self.nudge and share_numbers(y, self.recording.y)
 
     def stands_alone(self) -> bool:
-        """Whether the graph can be differentiated apart from what y0 was computed by.
-
-        It leads to y0 itself. If a parameter is behind y0 too, or y0 is watched, it is not taken apart.
-        """
-        y = self.recording.y
-        if y.grad_fn is None:
-            return not private.has_hooks(y)
-        if private.has_hooks(y) or y.retains_grad:
-            return False
+        """Whether a gradient in a parameter does not lead through y0, from which autograd would not take it apart."""
         params = {id(p) for p in self.params}
         made = {p.grad_fn for p in self.params if p.grad_fn is not None}
+        y = self.recording.y
         return not any(node in made or id(getattr(node, "variable", None)) in params for node in upstream(y))
 
     def reentrant(self) -> bool:
@@ -91,11 +87,11 @@ class First:
         return any(private.is_reentrant_checkpoint(node) for node in upstream(self.recording.out))
 
 
-class WatchedDynamics(VectorField):
-    """Dynamics some of whose evaluations are answered or recorded by a subclass."""
+class StartedDynamics(VectorField):
+    """The dynamics of a solve whose first evaluation has been made; ``recorded`` answers it with its graph."""
 
-    def __init__(self, f: Dynamics) -> None:
-        self.f = f
+    def __init__(self, f: Dynamics, first: First | None, *, recorded: bool = False) -> None:
+        self.f, self.first, self.recorded = f, first, recorded
 
     @property
     def dynamics(self) -> Dynamics:
@@ -104,20 +100,18 @@ class WatchedDynamics(VectorField):
     def as_tensors(self, times: Sequence[float]) -> Sequence[Tensor]:
         return self.f.as_tensors(times)
 
-
-class StartedDynamics(WatchedDynamics):
-    """The dynamics of a solve whose first evaluation has been made."""
-
-    def __init__(self, f: Dynamics, first: First, value: Tensor) -> None:
-        super().__init__(f)
-        self.first, self.value, self.used = first, value, False
-
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:
-        if not self.used:
-            self.used = True
-            if self.first.is_at(t, nudge):
-                return self.value
-        return self.f(t, y, nudge)
+        first = None if self.first is None else self.begun(t, y, nudge)
+        if first is None:
+            return self.f(t, y, nudge)
+        return first.recording.out if self.recorded else first.value
+
+    def begun(self, t: Time, y: Tensor, nudge: int) -> First | None:
+        """The first evaluation, if this is it; it is asked for once, and then not held any longer."""
+        if self.first is None:
+            return None
+        first, self.first = self.first, None
+        return first if first.is_at(t, y, nudge) else None
 
 
 def _first_nudge(spec: Spec) -> int:

@@ -61,7 +61,7 @@ class Reversible(Gradient):
 
     def recorder(self, task: Task, first: First | None) -> _Ending:
         assert first is not None
-        return _Ending(StartedDynamics(task.f, first, first.value), first.recording.y.detach())
+        return _Ending(StartedDynamics(task.f, first), first.recording.y.detach())
 
     def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
         cotangents.check_finite()

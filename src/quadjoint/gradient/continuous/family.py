@@ -67,7 +67,7 @@ class _Beginning(Beginning):
 
     def __init__(self, task: Task, first: First) -> None:
         super().__init__(first)
-        self.dynamics = StartedDynamics(task.f, first, self.value)
+        self.dynamics = StartedDynamics(task.f, first)
 
     def __call__(self, step: Step) -> None:
         return

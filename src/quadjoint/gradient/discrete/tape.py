@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from quadjoint.autograd.recorded import NOTHING, Recording, record
-from quadjoint.gradient.first import First, WatchedDynamics
+from quadjoint.gradient.first import First, StartedDynamics
 from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.protocols import Time
 
 
-class Tape(WatchedDynamics):
+class Tape(StartedDynamics):
     """Dynamics whose evaluations are recorded although the solve runs without grad, ``left`` of them in all.
 
     What is kept belongs to accepted steps; graphs of rejected ones are dropped.
@@ -28,13 +28,13 @@ class Tape(WatchedDynamics):
         within: AbstractContextManager[Any] = NOTHING,
         keep_first: bool = False,
     ) -> None:
-        super().__init__(f)
-        self.first, self.left, self.within, self.keep_first = first, left, within, keep_first
+        super().__init__(f, first)
+        self.left, self.within, self.keep_first = left, within, keep_first
         self.pending: dict[int, tuple[Tensor, Recording]] = {}  # by the identity of what the solver has received
 
     def __call__(self, t: Time, y: Tensor, nudge: int = 0) -> Tensor:
-        first, self.first = self.first, None
-        if first is not None and first.is_at(t, nudge):
+        first = None if self.first is None else self.begun(t, y, nudge)
+        if first is not None:
             kept = self.keep_first and self.left and first.stands_alone()
             return self._keep(first.recording) if kept else first.value
         if len(self.pending) >= self.left:

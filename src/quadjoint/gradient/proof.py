@@ -54,11 +54,17 @@ class Beginning:
     def __init__(self, first: First) -> None:
         self.t, self.nudge, self.y0, self.value = first.t, first.nudge, first.recording.y.detach(), first.value
 
+    def compare(self, task: Task, proof: Proof) -> None:
+        """Compare f at the initial point; samples for which it is not finite there were not solved."""
+        task.stats.backward_evaluations += 1
+        known = self.value.isfinite()
+        found, stored = (torch.where(known, x, 0.0) for x in (task.f(self.t, self.y0, self.nudge), self.value))
+        proof.compare(found, stored, stored)
+
     def prove(self, task: Task) -> None:
         """Refuse to differentiate another function than was solved, as far as the initial point shows it."""
         proof = Proof(task)
-        task.stats.backward_evaluations += 1
-        proof.compare(task.f(self.t, self.y0, self.nudge), self.value, self.value)
+        self.compare(task, proof)
         proof.conclude()
 
 

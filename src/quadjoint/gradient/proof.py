@@ -16,7 +16,7 @@ class Proof:
     """Compares what the backward pass computes with what the forward solve has stored; the host looks once."""
 
     def __init__(self, task: Task) -> None:
-        low = task.snapshot.precision
+        low = task.f.precision
         eps = torch.finfo(task.f.dtype).eps
         self.eps, self.relative = eps, min(0.1, ROUNDING * eps if low is None else 16 * torch.finfo(low).eps)
         self.worst: Tensor | None = None

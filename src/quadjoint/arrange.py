@@ -103,7 +103,8 @@ def arrange(
         _remark_on_precision(rtol, atol, y)
     if clock.samples is not None:
         solver = solver.with_settings(norm=sample_norm(options.get("norm"), layout))
-    event = None if event_fn is None else lambda s, state: event_fn(s, layout.unpack(state))
+    given = None if event_fn is None else clock.dynamics.lowered(event_fn)
+    event = None if given is None else lambda s, state: given(s, layout.unpack(state))
     hooks = _hooks(f, layout)
     if progress:
         shown = bar(problem.times, hooks.on_accept) if clock.samples is None else None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quadjoint.arrange import Arranged, arrange, check_finite
 from quadjoint.autograd import private
-from quadjoint.autograd.captured import Snapshot
+from quadjoint.autograd.captured import Snapshot, without_autocast
 from quadjoint.conclude import Solved, conclude
 from quadjoint.errors import SolveError
 from quadjoint.gradient import Gradient, resolve
@@ -149,7 +149,12 @@ def solve(
 
 
 def _solve(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -> Solved:
-    """Choose how to differentiate, and solve."""
+    """Choose how to differentiate, and solve; under autocast only f runs in lower precision."""
+    with without_autocast(arranged.y0.device.type):
+        return _run(arranged, how, params)
+
+
+def _run(arranged: Arranged, how: Gradient, params: Sequence[Tensor] | None) -> Solved:
     spec, y, t = arranged.spec, arranged.y0, arranged.t
     transformed = private.is_transformed()
     complete = isinstance(params, Only) and not transformed

@@ -81,6 +81,50 @@ def test_stiff_panels_are_solved_by_a_krylov_method_or_halved() -> None:
     assert relative([found(ITERATED)], [found(DENSE)]) < 1e-3
 
 
+RATES = torch.tensor([0.05, 2.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("grid", [(0.996,), (0.9, 0.97, 0.999), (0.5, 0.5004, 0.98)])
+def test_a_short_step_says_nothing_of_the_contraction_in_a_long_one(grid: tuple[float, ...]) -> None:
+    """Decay by two rates, whatever the lengths of neighbouring steps."""
+    y0 = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    options = {"first_step": grid[0], "step_t": list(grid)}
+
+    def slope(how: qj.Gradient) -> Tensor:
+        ys = qj.odeint(lambda t, y: -RATES * y, y0, times(0.0, 1.0), gradient=how, options=options)
+        return torch.autograd.grad(ys[-1].sum(), y0)[0]
+
+    assert relative([slope(ITERATED)], [torch.exp(-RATES)]) < 2e-3
+    assert relative([slope(ITERATED)], [slope(DENSE)]) < 1e-4
+
+
+def test_panels_of_samples_with_steps_of_their_own_are_iterated_to_the_end() -> None:
+    """Both clocks run from n to n + 1 in every step, so nothing but the equations themselves shows how slowly they
+    are solved."""
+    y0 = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    options = {"first_step": 0.996}
+
+    t = times(0.0, 1.0)
+    ys = qj.odeint(lambda t, y: -RATES * y, y0, t, gradient=ITERATED, options=options, independent=True)
+    (slope,) = torch.autograd.grad(ys[-1].sum(), y0)
+    assert relative([slope], [torch.exp(-RATES).expand(2, 2)]) < 2e-3
+
+
+def test_a_step_in_which_the_jacobian_grows_is_solved_as_the_others() -> None:
+    """Steps of one length on both sides of a time until which the dynamics are a thousand times faster."""
+    y0 = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    options = {"first_step": 0.5, "step_t": [0.5]}
+
+    def f(t: Tensor, y: Tensor) -> Tensor:
+        return -torch.where(t < 0.5, 2.0, 2e-3) * RATES * y
+
+    def slope(how: qj.Gradient) -> Tensor:
+        ys = qj.odeint(f, y0, times(0.0, 1.0), gradient=how, options=options)
+        return torch.autograd.grad(ys[-1].sum(), y0)[0]
+
+    assert relative([slope(ITERATED)], [slope(DENSE)]) < 1e-4
+
+
 def test_dense_systems_of_coupled_samples_are_noticed_and_solved_by_products() -> None:
     class Coupled(Network):
         def forward(self, t: Tensor, y: Tensor) -> Tensor:

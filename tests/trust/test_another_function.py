@@ -15,6 +15,7 @@ from trust.helpers import (
     REPLAYED,
     TIGHT,
     Field,
+    assert_close,
     cases,
     normal,
     right_or_refused,
@@ -115,6 +116,57 @@ def test_a_loop_over_a_variable_of_a_closure(gradient: Any) -> None:
 
     wanted = total("direct", early=True)
     right_or_refused(lambda: total(gradient, early=False), wanted, within=tolerance(gradient))
+
+
+@pytest.mark.parametrize("method", ["scipy_solver", "alf", "radauIIA5", "gl4", "gl6", "kvaerno5"])
+def test_a_loop_over_a_variable_of_a_closure_by_steps_that_keep_no_slope(method: str) -> None:
+    """Steps that are known by their states alone, or have no stage at their beginning."""
+
+    def total(gradient: Any, early: bool) -> list[Tensor]:
+        net, loss = Field(), torch.zeros((), dtype=DTYPE)
+        for c in (0.5, 2.0):
+            f = (lambda t, y, c=c: net(t, y) * c) if early else lambda t, y: net(t, y) * c  # noqa: B023
+            loss = loss + weigh(qj.odeint(f, normal(4, 3), T, method=method, gradient=gradient, rtol=1e-3, atol=1e-3))
+        return list(torch.autograd.grad(loss, list(net.parameters())))
+
+    assert_close(total("gq", early=True), total("adjoint", early=True), within=0.1)
+    with pytest.raises(ValueError, match="forward pass"):
+        total("gq", early=False)
+
+
+@pytest.mark.parametrize("change", [0.0, 0.5, 2.0])
+def test_samples_with_steps_of_their_own_notice_another_function_at_both_ends(change: float) -> None:
+    """What changes only from a time on shows in the last steps."""
+    net, factor = Field(), 1.0
+    t = torch.stack([times(0.0, 3.0), times(1.0, 3.5)])
+    ys = qj.odeint(
+        lambda t, y: net(t, y) * torch.where(t < change, 1.0, factor),
+        normal(2, 3),
+        t,
+        gradient="gq",
+        independent=True,
+        rtol=1e-6,
+        atol=1e-6,
+    )
+    factor = 2.0
+    with pytest.raises(ValueError, match="forward pass"):
+        weigh(ys).backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_times_far_from_zero_are_no_other_function(dtype: torch.dtype) -> None:
+    """Where one unit in the last place of the time is seen, f is held against itself at exactly the same times."""
+    start = (2000.0 + 0.05 * torch.arange(8))[:, None]
+    t = (start + torch.linspace(0.0, 1.0, 3)).to(dtype)
+
+    def slope(gradient: str) -> Tensor:
+        y0 = torch.ones(8, 1, dtype=dtype, requires_grad=True)
+        ys = qj.odeint(
+            lambda t, y: torch.sin(2.0 * torch.pi * t) - 0.1 * y, y0, t, gradient=gradient, independent=True, rtol=1e-4
+        )
+        return torch.autograd.grad(ys.sum(), y0)[0]
+
+    assert_close([slope("gq")], [slope("discrete")], within=1e-3)
 
 
 @pytest.mark.parametrize("gradient", cases(REPLAYED))

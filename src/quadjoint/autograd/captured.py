@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,15 +24,12 @@ _LIBRARIES = ("torch", "numpy", "functools", "builtins", "scipy")  # whose funct
 
 
 class Snapshot:
-    """The tensors and the training flags of the modules that a function holds, and the precision of autocast.
-
-    Without a function, only the latter.
-    """
+    """The tensors and the training flags of the modules that a function holds."""
 
     def __init__(self, f: Callable[..., Any] | None, device: torch.device) -> None:
         search = _Search()
         search.visit(f)
-        self.device, self.precision = device.type, autocast_dtype(device.type)
+        self.device = device.type
         self.modules, self.others = search.modules, search.tensors
         self.tensors: list[tuple[MutableMapping[str, Any], str, Tensor]] = []
         self.flags = [(m, m.training) for m in self.modules]
@@ -47,16 +44,12 @@ class Snapshot:
 
     @contextmanager
     def reinstated(self) -> Iterator[None]:
-        """Everything as it was."""
+        """Everything as it was; autocast is off, as it is for all but f while the solve runs."""
         tensors = [entry for entry in self.tensors if entry[0].get(entry[1]) is not entry[2]]
         # One level only: train() would also set the flags of the children.
         flags = [(m.__dict__, "training", flag) for m, flag in self.flags if m.training is not flag]
-        with private.replaced([*tensors, *flags]) if tensors or flags else nullcontext():
-            if autocast_dtype(self.device) == self.precision:
-                yield
-                return
-            with torch.autocast(self.device, self.precision, enabled=self.precision is not None):
-                yield
+        with private.replaced([*tensors, *flags]) if tensors or flags else nullcontext(), without_autocast(self.device):
+            yield
 
 
 def autocast_dtype(device: str) -> torch.dtype | None:
@@ -64,6 +57,11 @@ def autocast_dtype(device: str) -> torch.dtype | None:
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return None
     return torch.get_autocast_dtype(device)
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Operations in the precision of their tensors."""
+    return nullcontext() if autocast_dtype(device) is None else torch.autocast(device, enabled=False)
 
 
 class _Search:

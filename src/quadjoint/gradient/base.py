@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quadjoint.autograd import private
-from quadjoint.autograd.captured import Snapshot
+from quadjoint.autograd.captured import Snapshot, without_autocast
 from quadjoint.autograd.gates import Gates
 from quadjoint.gradient.cotangents import Cotangents, Mailbox, Query
 from quadjoint.gradient.first import First
@@ -193,7 +193,7 @@ class _Solve(torch.autograd.Function):
         y0, points, observed, ys, *params = ctx.saved_tensors  # which autograd refuses if one was changed in place
         method, task, run = ctx.method, ctx.task, ctx.run
         queries = ctx.mailbox.take()
-        with task.snapshot.reinstated(), _one_at_a_time(method):
+        with task.snapshot.reinstated(), task.f.casting_once(), _one_at_a_time(method):
             if torch.is_grad_enabled():
                 return None, *_differentiable(task, run, y0, points, observed, grads[0], queries)
             with private.keep_buffers():
@@ -264,6 +264,11 @@ class _Answer(torch.autograd.Function):
 
 def evaluate(part: Part, times: Sequence[float], rows: Tensor | None = None) -> Tensor:
     """States of the continuous solution at times within a part of it, differentiable as its observations are."""
+    with without_autocast(part.run.ys.device.type):
+        return _evaluate(part, times, rows)
+
+
+def _evaluate(part: Part, times: Sequence[float], rows: Tensor | None) -> Tensor:
     if part.link is not None and part.link.requires_grad and torch.is_grad_enabled():
         return _Answer.apply(part, times, rows, part.link)
     return part.states(times, rows)

@@ -103,7 +103,8 @@ class _Shift(torch.autograd.Function):
             gates = Gates()
             y, t = gates(y), gates(t)
             begin, end = (t.detach(), t) if ctx.sign > 0 else (t, t.detach())
-            return None, None, *gates.gradients([ctx.flow.move(y, begin, end)], [y, t, *params], [g])
+            with ctx.flow.snapshot.reinstated():
+                return None, None, *gates.gradients([ctx.flow.move(y, begin, end)], [y, t, *params], [g])
         rate = ctx.flow(t.detach(), y.detach())
         inner = _dot(g, rate).reshape(*t.shape, -1).sum(-1)
         return None, None, g, ctx.sign * inner.to(t), *(None for _ in params)
@@ -138,18 +139,9 @@ class _EventTime(torch.autograd.Function):
     @staticmethod
     @private.outside_of_compile
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        t, y, *params = ctx.saved_tensors
         crossing: Crossing = ctx.crossing
-        gates = Gates()
-        state = gates(y)
-        if torch.is_grad_enabled():
-            return None, None, *gates.gradients([crossing.newton(t, state)], [state, *params], [grads[0]])
-        with torch.enable_grad():
-            state = y.detach().requires_grad_()
-            value = crossing.value(t, state)
-        seed = torch.where(crossing.happened, -grads[0] / crossing.slope, 0.0)
-        found = torch.autograd.grad(value, [state, *params], seed.to(value), allow_unused=True, retain_graph=True)
-        return None, None, *found
+        with crossing.flow.snapshot.reinstated():
+            return None, None, *crossing.gradients(grads[0], *ctx.saved_tensors)
 
 
 class Crossing:
@@ -185,6 +177,19 @@ class Crossing:
             in_t, in_y = gates.gradients([value], [here, state], [torch.ones_like(value)])
             rate = torch.zeros_like(value) if in_t is None else in_t
             return rate if in_y is None else rate + _dot(in_y, self.flow(here, state)).reshape(*t.shape, -1).sum(-1)
+
+    def gradients(self, g: Tensor, t: Tensor, y: Tensor, *params: Tensor) -> list[Tensor | None]:
+        """The gradients in the state and the parameters, from that in the time of the event."""
+        gates = Gates()
+        state = gates(y)
+        if torch.is_grad_enabled():
+            return gates.gradients([self.newton(t, state)], [state, *params], [g])
+        with torch.enable_grad():
+            state = y.detach().requires_grad_()
+            value = self.value(t, state)
+        seed = torch.where(self.happened, -g / self.slope, 0.0)
+        inputs = [state, *params]
+        return list(torch.autograd.grad(value, inputs, seed.to(value), allow_unused=True, retain_graph=True))
 
     def newton(self, t: Tensor, y: Tensor) -> Tensor:
         """Two steps of Newton's method for the time at which the solution through ``y`` at ``t`` has its event."""

@@ -16,7 +16,7 @@ class Proof:
     """Compares what the backward pass computes with what the forward solve has stored; the host looks once."""
 
     def __init__(self, task: Task) -> None:
-        low = task.snapshot.precision
+        low = task.f.precision
         eps = torch.finfo(task.f.dtype).eps
         self.eps, self.relative = eps, min(0.1, ROUNDING * eps if low is None else 16 * torch.finfo(low).eps)
         self.worst: Tensor | None = None
@@ -54,11 +54,17 @@ class Beginning:
     def __init__(self, first: First) -> None:
         self.t, self.nudge, self.y0, self.value = first.t, first.nudge, first.recording.y.detach(), first.value
 
+    def compare(self, task: Task, proof: Proof) -> None:
+        """Compare f at the initial point; samples for which it is not finite there were not solved."""
+        task.stats.backward_evaluations += 1
+        known = self.value.isfinite()
+        found, stored = (torch.where(known, x, 0.0) for x in (task.f(self.t, self.y0, self.nudge), self.value))
+        proof.compare(found, stored, stored)
+
     def prove(self, task: Task) -> None:
         """Refuse to differentiate another function than was solved, as far as the initial point shows it."""
         proof = Proof(task)
-        task.stats.backward_evaluations += 1
-        proof.compare(task.f(self.t, self.y0, self.nudge), self.value, self.value)
+        self.compare(task, proof)
         proof.conclude()
 
 

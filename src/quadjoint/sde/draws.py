@@ -13,6 +13,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from quadjoint.autograd.captured import without_autocast
+
 BLOCK = 16
 
 
@@ -102,7 +104,8 @@ def _block_sum(weights: Tensor, block: Tensor, shape: torch.Size) -> Tensor:
         # Contiguous rows, also within vmap's view: its stack is then the same matrix product as an explicit
         # one.
         rows = rows.clone(memory_format=torch.contiguous_format)
-        return (rows @ block.reshape(len(block), -1)).reshape(*stack, *shape)
+        with without_autocast(block.device.type):  # the path is the same, whatever the precision of drift and diffusion
+            return (rows @ block.reshape(len(block), -1)).reshape(*stack, *shape)
     return (weights * block.reshape(len(block), *[1] * len(stack), *shape)).sum(0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,7 +39,8 @@ class Dynamics(VectorField):
 
     Times come as Python floats and reach ``f`` as 0-d tensors in the real dtype of the state. A function that calls
     autograd itself (a divergence, a Hamiltonian) is given an input that requires grad, also while the solve runs
-    without grad.
+    without grad. Functions of the user are called under autocast if it was on when the solve was called for; all other
+    operations run without.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Dynamics(VectorField):
         self.per_sample = per_sample or time_map is not None  # whether f receives a time for each sample
         self.time_dtype = y0.dtype.to_real()
         self.clock_dtype = self.time_dtype if time_map is None else time_map.clock_dtype  # of solver time
+        self.precision = autocast_dtype(y0.device.type)  # the lower one of autocast, if it is on
         self.evaluations = 0
         self.needs_grad = False
         self.stackable: bool | None = None  # whether vmap works; None until tried
@@ -74,7 +77,7 @@ class Dynamics(VectorField):
     def remapped(self, y: Tensor, time_map: TimeMap | None) -> Dynamics:
         """The same function of states like ``y`` on another clock."""
         out = Dynamics(self.f, y, self.layout, time_map, per_sample=self.per_sample)
-        out.needs_grad, out.stackable = self.needs_grad, self.stackable
+        out.needs_grad, out.stackable, out.precision = self.needs_grad, self.stackable, self.precision
         return out
 
     def time(self, t: Time, nudge: int = 0) -> Tensor:
@@ -168,15 +171,33 @@ class Dynamics(VectorField):
         return self._user(t, y)
 
     def _user(self, t: Tensor, y: Tensor) -> Any:
-        if not self.packed:
-            return self.f(t, y)
+        f = self._packed if self.packed else self.f
+        return f(t, y) if self.precision is None else self.lowered(f)(t, y)
+
+    def lowered(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of the user's that is called under the autocast of the solve, if there is one."""
+        if self.precision is None:
+            return function
+        device, precision = self.device.type, self.precision
+
+        def call(*args: Any) -> Any:
+            with torch.autocast(device, precision):
+                return function(*args)
+
+        return call
+
+    def casting_once(self) -> AbstractContextManager[Any]:
+        """Keep what autocast has cast from one evaluation to the next, as a context around all of them does."""
+        return nullcontext() if self.precision is None else torch.autocast(self.device.type, enabled=False)
+
+    def _packed(self, t: Tensor, y: Tensor) -> Tensor:
         layout = self.layout
         parts = layout.split(y)
         out = layout.flatten(self.f(t, layout.hold(parts)), "f returned")
         for i, (part, derivative) in enumerate(zip(parts, out, strict=True)):
             if not isinstance(derivative, Tensor):
                 raise TypeError(f"f returned {type(derivative).__name__} for {layout.path(i)}, which is a tensor.")
-            if derivative.dtype != part.dtype and autocast_dtype(part.device.type) is None:
+            if derivative.dtype != part.dtype and self.precision is None:
                 raise TypeError(f"f returned dtype {derivative.dtype} for {layout.path(i)}, which has {part.dtype}.")
             if derivative.shape != part.shape:
                 raise ValueError(
@@ -193,7 +214,7 @@ class Dynamics(VectorField):
             raise ValueError(f"f returned shape {tuple(out.shape)}, but the state has shape {tuple(y.shape)}.")
         if out.device != y.device:
             raise ValueError(f"f returned a tensor on {out.device}, but the state is on {y.device}.")
-        if autocast_dtype(y.device.type) is not None and out.is_floating_point():
+        if self.precision is not None and out.is_floating_point():
             return out.to(y.dtype)
         raise TypeError(
             f"f returned dtype {out.dtype}, but the state has {y.dtype}. Cast y0 or the function so that both agree."

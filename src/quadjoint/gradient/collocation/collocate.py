@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -96,8 +97,9 @@ class Sweep:
         right = torch.addr(observed[:q], self._constant(self.rule.b * h), self.a)
         coupling = self._constant(self.rule.a.T * h)
         try:
-            system = PanelSystem(right, coupling, lambda kappa: self.product(out, ys, kappa))
-            kappa = self.iteration.solve(system, self._guess(panel))
+            product, joint = partial(self.product, out, ys), partial(self.joint, out, ys)
+            system = PanelSystem(right, coupling, abs(h), product, joint)
+            mu, gradients = self.iteration.solve(system, self._guess(panel))
         except NotSolvedError:
             if depth == 0:
                 raise SolveError(
@@ -108,7 +110,6 @@ class Sweep:
             for half in panel.halves(self.cotangents.times):
                 self._iterate(half, depth - 1)
             return
-        mu, gradients = self.joint(out, ys, kappa)
         self.products.add(gradients)
         before, self.a = self.a, self.a + observed[q] + mu.sum(0)
         self.estimate.add(mu[None], before[None], self.a[None])

@@ -7,7 +7,7 @@ problem is not stiff; if it does not, a Krylov method takes over.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,10 +17,14 @@ from quadjoint.solver.krylov import gmres
 
 ITERATIONS = 12  # of the plain iteration; it is given up earlier if it does not contract
 SLOW = 0.6  # contraction beyond which a Krylov method is cheaper
+LEAST = 1e-3  # contraction that is expected
 
 
 class NotSolvedError(Exception):
     """Neither way has converged; a shorter panel may help."""
+
+
+Products = tuple[Tensor, Sequence[Tensor | None]]  # mu, and the gradients of the parameters
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,9 @@ class PanelSystem:
 
     right: Tensor  # r
     coupling: Tensor  # h A^T, shape (q, q)
+    length: float  # |h|
     product: Callable[[Tensor], Tensor]  # kappa to mu
+    joint: Callable[[Tensor], Products]  # kappa to mu and the gradients of the parameters
 
     def image(self, mu: Tensor) -> Tensor:
         """r + coupling mu."""
@@ -37,36 +43,41 @@ class PanelSystem:
 
 
 class Iteration:
-    """Solves panel after panel; the contraction seen in one tells how far the next has to be iterated."""
+    """Solves panel after panel.
+
+    The contraction seen in one panel, in proportion to the length, foretells which product of the next will be the
+    last, and is taken with that in the parameters. Whether it was the last is judged by what is seen in the panel
+    itself: that product also gives what one more application would change.
+    """
 
     def __init__(self, tolerance: float) -> None:
-        self.tolerance = tolerance  # relative error of mu, after the product that follows the solution
-        self.contraction: float | None = None
+        self.tolerance = tolerance  # relative error of mu
+        self.rate = math.inf  # contraction in a panel of length one
 
-    def solve(self, system: PanelSystem, guess: Tensor | None) -> Tensor:
-        """kappa to within the tolerance; ``guess`` is one of mu."""
+    def solve(self, system: PanelSystem, guess: Tensor | None) -> Products:
+        """mu to within the tolerance, and the gradients of the parameters; ``guess`` is one of mu."""
         kappa = system.right if guess is None else system.image(guess)
-        change_before, rho = math.inf, self.contraction
+        before, rho = math.inf, self.rate * system.length
+        final = False
         for _ in range(ITERATIONS):
-            after = system.image(system.product(kappa))
+            mu, gradients = system.joint(kappa) if final else (system.product(kappa), ())
+            after = system.image(mu)
             change, size = _sizes(after - kappa, after)
-            kappa = after
             if not math.isfinite(change):
                 raise NotSolvedError
-            if change_before < math.inf:
-                rho = change / change_before if change_before > 0.0 else 0.0
-            # What the next application changes, and that only through one more product.
-            if rho is not None and rho < 1.0 and rho * rho / (1.0 - rho) * change <= self.tolerance * size:
-                self.contraction = max(rho, 1e-3)
-                return kappa
-            if change <= self.tolerance * size:
-                self.contraction = None
-                return kappa
-            if change_before < math.inf and rho is not None and rho > SLOW:
+            if before < math.inf:
+                rho = change / before if before > 0.0 else 0.0
+            later = rho / (1.0 - rho) * change if rho < 1.0 else math.inf  # all that ``after`` lacks, and so mu
+            allowed = self.tolerance * size
+            if final and min(change, later) <= allowed:
+                self.rate = max(rho, LEAST) / (system.length or 1.0)
+                return mu, gradients
+            final = min(change, rho * later) <= allowed
+            if not final and before < math.inf and rho > SLOW:
                 break
-            change_before = change
-        self.contraction = None
-        return _krylov(system, kappa, self.tolerance)
+            kappa, before = after, change
+        self.rate = math.inf
+        return system.joint(_krylov(system, after, self.tolerance))
 
 
 def _sizes(change: Tensor, kappa: Tensor) -> tuple[float, float]:

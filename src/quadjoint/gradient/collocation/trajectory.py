@@ -12,8 +12,8 @@ from quadjoint.gradient.discrete.checkpoints import StepRecorder
 from quadjoint.gradient.discrete.sweep import replay
 from quadjoint.gradient.discrete.tape import Tape
 from quadjoint.gradient.first import First
-from quadjoint.gradient.proof import Proof
-from quadjoint.solver.protocols import Step
+from quadjoint.gradient.proof import Beginning, Proof
+from quadjoint.solver.protocols import Clock, Step
 
 
 class Trajectory:
@@ -22,8 +22,9 @@ class Trajectory:
     def __init__(self, task: Task, first: First, max_states: int | None) -> None:
         self.task = task
         self.dynamics = Tape(task.f, first)
-        self.activation_bytes = first.activation_bytes or 0
+        self.beginning, self.activation_bytes = Beginning(first), first.activation_bytes or 0
         self.pieces: list[Piece] = []
+        self.clock: Clock | None = None  # the ends of the samples' own steps in the last of them
         self.checkpoints = (
             None if max_states is None else StepRecorder(self.dynamics, stages=False, max_states=max_states)
         )
@@ -31,13 +32,14 @@ class Trajectory:
     def __call__(self, step: Step) -> None:
         if self.checkpoints is None:
             self.pieces.append(piece_of(step))
+            self.clock = step.clock
         else:
             self.checkpoints(step)
 
     def panels(self, task: Task, event: float | None, cotangents: Cotangents, depth: int) -> Iterator[Panel]:
         """Panels from last to first, 2**depth in every step; the last one ends at the event, if there was one."""
         proof = Proof(task)
-        pieces = self._proven(task, proof) if self.checkpoints is None else self._replayed(proof)
+        pieces = self._proven(proof) if self.checkpoints is None else self._replayed(proof)
         last = True
         for n, piece in pieces:
             high = 1.0
@@ -47,16 +49,28 @@ class Trajectory:
             yield from _divided(Panel(n, piece, high=high, observations=cotangents.range_in_step(n)), cotangents, depth)
         proof.conclude()
 
-    def _proven(self, task: Task, proof: Proof) -> Iterator[tuple[int, Piece]]:
-        """The pieces that were kept; f is compared with stages of the forward solve at both ends."""
-        for piece in {id(piece): piece for piece in (*self.pieces[:1], *self.pieces[-1:])}.values():
-            start = piece.start()
-            if start is not None:
-                y, slope = start
-                task.stats.backward_evaluations += 1
-                proof.compare(task.f(piece.t0, y, piece.nudge[0]), slope, slope)
+    def _proven(self, proof: Proof) -> Iterator[tuple[int, Piece]]:
+        """The pieces that were kept; f is compared with what the forward solve had at t0 and, if known, in the end."""
+        if self.pieces:
+            self.beginning.compare(self.task, proof)
+        if len(self.pieces) > 1:
+            self._compare_last(proof)
         proof.conclude()
         yield from zip(range(len(self.pieces) - 1, -1, -1), reversed(self.pieces), strict=True)
+
+    def _compare_last(self, proof: Proof) -> None:
+        """Compare f with the first stage of the last step, if that was one, at the time at which it was evaluated."""
+        task, piece, clock = self.task, self.pieces[-1], self.clock
+        start = piece.start()
+        if start is None:
+            return
+        y, slope = start
+        task.stats.backward_evaluations += 1
+        if clock is None:
+            found = task.f(piece.t0, y, piece.nudge[0])
+        else:
+            found = task.f(clock[0], y) * (clock[1] - clock[0]).to(slope.dtype)
+        proof.compare(found, slope, slope)
 
     def _replayed(self, proof: Proof) -> Iterator[tuple[int, Piece]]:
         """Steps taken again from checkpoints, with the stages of the continuous extension."""

@@ -192,10 +192,10 @@ def _parts(f: Dynamics) -> tuple[Any, Callable[..., Tensor], tuple[Tensor, ...]]
     Dynamics that are made anew for every solve, such as those with a path of noise, have a method ``compile_parts``
     that tells these apart; a graph is then made once for all of them.
     """
-    layout, packed = f.layout, f.packed
+    layout, packed, precision = f.layout, f.packed, f.precision
     split = getattr(f.f, "compile_parts", None)
     key, inner, tensors = (getattr(f.f, "__func__", None), f.f, ()) if split is None else split()
-    count = len(tensors)
+    count, inner = len(tensors), f.lowered(inner)
     clock, of_clock = (None, ()) if f.time_map is None else f.time_map.parts()
 
     def evaluate(t: Tensor, y: Tensor, *extra: Tensor) -> Tensor:
@@ -203,9 +203,10 @@ def _parts(f: Dynamics) -> tuple[Any, Callable[..., Tensor], tuple[Tensor, ...]]
         if clock is not None:
             t, rate = clock(t, *extra[count:])
         out = layout.pack(inner(t, layout.unpack(y), *own)) if packed else inner(t, y, *own)
-        return out if rate is None else out * rate
+        out = out if rate is None else out * rate
+        return out if precision is None else out.to(y.dtype)
 
-    return (key, layout, type(f.time_map), f.time_dtype, len(f.shape)), evaluate, (*tensors, *of_clock)
+    return (key, precision, layout, type(f.time_map), f.time_dtype, len(f.shape)), evaluate, (*tensors, *of_clock)
 
 
 def _step_function(evaluate: Callable[..., Tensor], method: RungeKutta, with_ratio: bool) -> Callable[..., Any]:

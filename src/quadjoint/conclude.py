@@ -85,13 +85,14 @@ def _end_of_samples(found: Solved, arranged: Arranged, run: SampleIntegration, *
     spec, t, ys, status = arranged.spec, arranged.t, found.ys, run.status
     samples = spec.samples
     assert samples is not None and status is not None
+    at_times = status.to(t.device)
     event, ended_early = None, bool((status.codes != 0).any())
     if bool(status.failed.any()):
         found.flow.failed = status.failed
     if spec.event is not None:
         event = _event_times(found, arranged, run)
     elif ended_early:
-        event = torch.where(status.failed, status.t.to(t), t[:, -1])
+        event = torch.where(at_times.failed, at_times.t.to(t), t[:, -1])
     first = t.shape[1] - 1  # of the columns that have the ends of samples
     if event is not None and samples.padded is not None:
         padded = samples.padded.to(t.device)
@@ -135,6 +136,7 @@ def _event_times(found: Solved, arranged: Arranged, run: SampleIntegration) -> T
 
     crossing = Crossing(value, found.flow, happened=status.event)
     event = crossing.time(status.t, found.ys[-1]).to(t)
+    status = status.to(t.device)
     event = torch.where(status.event, event, t[:, -1])
     return torch.where(status.failed, status.t.to(t), event) if bool(status.failed.any()) else event
 

@@ -130,7 +130,8 @@ def make_solver(method: Method, options: dict[str, Any], problem: InitialValue, 
     grid = points.detach().to("cpu", torch.float64).tolist()
     tracked = points if private.is_differentiated(points) and stepper.clocked else None
     perturb = bool(options.get("perturb", bool(settings.jump_t)))
-    limit = settings.max_num_steps if "max_num_steps" in options else 2**31 - 1
+    limited = problem.open_end or "max_num_steps" in options
+    limit = settings.max_num_steps if limited else 2**31 - 1
     control = partial(GridControl, grid, tracked, perturb=perturb, max_num_steps=limit)
     return Solver(method, stepper, control, settings, grid, tracked)
 

@@ -122,7 +122,7 @@ class Adams(Stepper):
             with torch.no_grad():
                 moved = torch.maximum((y1 - y).abs(), (before - y).abs())
                 change = (y1 - before).abs() / (self.atol + self.rtol * moved)
-                if float(change.max()) < 1.0:
+                if not change.numel() or float(change.max()) < 1.0:
                     return y1
         warn_once(
             "implicit_adams",

@@ -91,9 +91,9 @@ class Polynomial:
 class HermiteStep:
     """A step known by its ends and the derivatives there; between them lies the cubic Hermite polynomial.
 
-    ``f1``, the derivative at the end, is evaluated when it is needed. ``carry`` and ``retry`` are handed to the next
-    step and to another attempt at this one. ``linear`` draws a straight line instead of the cubic; ``exact_slopes``
-    says that f0 is f(t0, y0) and no estimate of it.
+    ``f1``, the derivative at the end, is evaluated when it is needed, on the side of the step by the ``nudge`` that it
+    was given. ``carry`` and ``retry`` are handed to the next step and to another attempt at this one. ``linear`` draws
+    a straight line instead of the cubic; ``exact_slopes`` says that f0 is f(t0, y0) and no estimate of it.
     """
 
     ratio = None
@@ -113,12 +113,13 @@ class HermiteStep:
         retry: Any = None,
         error: Tensor | None = None,
         clock: Clock | None = None,
+        nudge: Nudge = (0, 0),
         linear: bool = False,
         exact_slopes: bool = True,
     ) -> None:
         self.f, self.t0, self.t1, self.y0, self.y1, self.f0, self._f1 = f, t0, t1, y0, y1, f0, f1
         self.carry, self.retry, self.error, self.clock = carry, retry, error, clock
-        self.linear, self.exact_slopes = linear, exact_slopes
+        self.nudge, self.linear, self.exact_slopes = nudge, linear, exact_slopes
         self.grad = torch.is_grad_enabled()
 
     @property
@@ -129,7 +130,7 @@ class HermiteStep:
     def f1(self) -> Tensor:
         if self._f1 is None:
             with torch.set_grad_enabled(self.grad):
-                self._f1 = self.f(self.t1 if self.clock is None else self.clock[1], self.y1)
+                self._f1 = self.f(self.t1 if self.clock is None else self.clock[1], self.y1, self.nudge[1])
         return self._f1
 
     def smooth(self) -> HermiteStep:
@@ -150,7 +151,7 @@ class HermiteStep:
             return Polynomial(self, rise, slope=False)
         parts = torch.cat([rise, (self.f0 * h).reshape(1, -1), (self.f1 * h).reshape(1, -1)])
         table = torch.as_tensor(HERMITE.T.copy(), dtype=parts.dtype, device=parts.device)
-        return Polynomial(self, table @ parts, slope=self.exact_slopes)
+        return Polynomial(self, table @ parts, slope=self.exact_slopes, nudge=self.nudge)
 
     def evaluate(self, times: Sequence[float]) -> Tensor:
         theta = (np.asarray(times, dtype=np.float64) - self.t0) / (self.t1 - self.t0)

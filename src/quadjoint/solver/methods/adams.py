@@ -101,7 +101,7 @@ class Adams(Stepper):
             y1 = combine(y, [k for _, k in history], list(enumerate(adams_weights(nodes))), dt)
             if self.implicit:
                 y1 = self._correct(f, end, y, y1=y1, history=history, nodes=nodes, dt=dt, nudge=nudge[1])
-        return HermiteStep(f, t0, t1, y0=y, y1=y1, f0=f0, carry=history, linear=self.linear, clock=clock)
+        return HermiteStep(f, t0, t1, y0=y, y1=y1, f0=f0, carry=history, clock=clock, nudge=nudge, linear=self.linear)
 
     def _correct(
         self,

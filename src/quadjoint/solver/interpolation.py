@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import copy
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -24,33 +23,26 @@ class DenseOutput:
         self.sign = 1.0 if not steps or steps[-1].t1 >= steps[0].t0 else -1.0
         self._ends = [self.sign * step.t1 for step in steps]
 
-    def step_at(self, t: float) -> Step:
-        index = bisect.bisect_left(self._ends, self.sign * t)
-        return self.steps[min(index, len(self.steps) - 1)]
-
-    def __call__(self, t: float) -> Tensor:
-        step = self.step_at(t)
-        if step.clock is None or not any(private.is_differentiated(end) for end in step.clock):
-            return step.evaluate([t])[0]
-        return step.evaluate_at(torch.as_tensor([t], dtype=torch.float64).to(step.clock[0]))[0]
-
-    def many(self, times: Sequence[float]) -> Tensor:
-        """States at several times (any order), stacked."""
-        return torch.stack([self(t) for t in times])
-
     def at(self, times: Sequence[float], rows: Tensor | None) -> Tensor:
-        """As ``many``; with ``rows``, the state of sample ``rows[m]`` at ``times[m]``, shape (m, *sample)."""
-        if rows is None:
-            return self.many(times)
+        """States at times in any order, stacked; with ``rows``, that of sample ``rows[m]`` at ``times[m]``."""
         points = np.asarray(times)
         which = np.minimum(np.searchsorted(self._ends, self.sign * points), len(self.steps) - 1)
-        order = np.argsort(which, kind="stable")
+        order = np.lexsort((self.sign * points, which))
         chunks = []
         for part in np.split(order, np.flatnonzero(np.diff(which[order])) + 1):
-            chunks.append(self.steps[which[part[0]]].scatter(rows[torch.as_tensor(part)], points[part]))
+            step, own = self.steps[which[part[0]]], points[part]
+            chunks.append(_inside(step, own) if rows is None else step.scatter(rows[torch.as_tensor(part)], own))
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        return torch.cat(chunks)[torch.as_tensor(back, device=rows.device)]
+        states = torch.cat(chunks)
+        return states[torch.as_tensor(back, device=states.device)]
+
+
+def _inside(step: Step, times: np.ndarray) -> Tensor:
+    """States at times within a step, differentiable in its ends if these are."""
+    if step.clock is None or not any(private.is_differentiated(end) for end in step.clock):
+        return step.evaluate(times.tolist())
+    return step.evaluate_at(torch.as_tensor(times, dtype=torch.float64).to(step.clock[0]))
 
 
 # Coefficients of theta, theta^2 and theta^3 in the cubic Hermite polynomial, of (y1 - y0, h f0, h f1).

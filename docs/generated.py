@@ -52,7 +52,7 @@ ARGUMENTS = {
 OPTIONS = {
     "norm": ("root mean square", "size of an error: a function of the state’s structure"),
     "dtype": ("", "accepted for torchdiffeq’s sake; times are float64 on the host in any case"),
-    "max_num_steps": ("100,000", "steps after which a solve is given up; unlimited on a grid"),
+    "max_num_steps": ("100,000", "steps after which a solve is given up; unlimited on a grid up to a last time"),
     "first_step": ("chosen", "length of the first step"),
     "safety": ("0.9", "the part of the longest admissible step that is taken"),
     "ifactor": ("10", "a step is at most so many times as long as the one before"),

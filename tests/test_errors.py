@@ -138,6 +138,11 @@ BAD_INPUT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     # times per sample
     "batch": ({"t": ROWS, "y0": (1.0, 2.0, 3.0)}, ValueError, r"t has times for 2 samples.*got \(3,\)"),
     "no batch": ({"t": ROWS, "y0": torch.tensor(1.0)}, ValueError, r"t has times for 2 samples.*got \(\)"),
+    "no batch in a tuple": (
+        {"t": ROWS, "y0": (torch.ones(2, 1), torch.tensor(1.0))},
+        ValueError,
+        r"t has times for 2 samples.*got \(\)",
+    ),
     "one column": ({"t": ROWS[:, :1]}, ValueError, r"at least two columns"),
     "row up and down": ({"t": torch.tensor([[0.0, 1], [1, 1]])}, ValueError, r"t\[1\] must be strictly increasing"),
     "padding inside": ({"t": torch.tensor([[0.0, 1, 2], [0, NAN, 1]])}, ValueError, r"t\[1\] has NaN between times"),

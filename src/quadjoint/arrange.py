@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,6 +74,8 @@ def arrange(
     layout = Layout.of(y0, batched=independent or values.ndim == 2)
     if independent:
         check_batch(y0, layout)
+    elif values.ndim == 2:
+        _check_samples(layout.shapes or (y0.shape,), t, event_fn)  # type: ignore[union-attr]
     options = _options(options, layout)
     y = layout.pack(y0)
     rtol, atol = _check_tolerance("rtol", rtol, layout, y), _check_tolerance("atol", atol, layout, y)
@@ -87,7 +89,7 @@ def arrange(
     if independent:
         clock = _own_steps(f, y, t, layout, method=method, options=options, events=event_fn is not None)
     elif values.ndim == 2:
-        clock = _own_times(f, y, t, layout, method=method, options=options, event_fn=event_fn)
+        clock = _own_times(f, y, t, layout, method=method, options=options)
     else:
         refuse_batch_options(options)
         if event_fn is not None:
@@ -156,11 +158,9 @@ def _own_times(
     *,
     method: Method,
     options: dict[str, Any],
-    event_fn: Any,
 ) -> _Clock:
     """Times of each sample's own, steps that the batch shares."""
     refuse_batch_options(options)
-    _check_samples(y, t, layout, event_fn)
     t = fill_padding(t)
     clock, options = common_clock(method, options, t, y)
     s, end = clock.inverse(on_the_host(t)), clock.end
@@ -180,7 +180,7 @@ def _own_steps(
 ) -> _Clock:
     """Steps of each sample's own."""
     t = t.expand(len(y), -1) if t.ndim == 1 else t
-    _check_samples(y, t, layout, None, columns=1)
+    _check_samples(layout.shapes or (y.shape,), t, None, columns=1)
     options, own = take_options(method, options, events=events)
     values, t = on_the_host(t), fill_padding(t)
     samples = make_samples(t, values, y, **own)
@@ -238,12 +238,12 @@ def _options(options: dict[str, Any] | None, layout: Layout) -> dict[str, Any]:
     return options
 
 
-def _check_samples(y: Tensor, t: Tensor, layout: Layout, event_fn: Any, *, columns: int = 2) -> None:
-    shapes = layout.shapes or (y.shape,)
-    if any(len(s) == 0 or s[0] != t.shape[0] for s in shapes):
-        raise ValueError(
-            f"t has times for {t.shape[0]} samples; y0 must have that first dimension, got {tuple(shapes[0])}."
-        )
+def _check_samples(shapes: Sequence[torch.Size], t: Tensor, event_fn: Any, *, columns: int = 2) -> None:
+    for shape in shapes:
+        if len(shape) == 0 or shape[0] != t.shape[0]:
+            raise ValueError(
+                f"t has times for {t.shape[0]} samples; y0 must have that first dimension, got {tuple(shape)}."
+            )
     check_not_empty(shapes, "t with times per sample")
     if event_fn is not None:
         raise ValueError("event_fn needs times shared by the batch, t of shape (2,).")
@@ -260,8 +260,8 @@ def _check_tolerance(name: str, value: Any, layout: Layout, y: Tensor) -> Any:
         if value.ndim > max(1, y.ndim) or any(n not in (1, size) for n, size in pairs):
             raise ValueError(f"{name} has shape {tuple(value.shape)}, but the state has shape {tuple(y.shape)}.")
         value = value.detach().to(y.device, y.dtype.to_real())
-        if value.numel() == 1:
-            value = float(value)
+        if value.numel() <= 1:
+            value = float(value) if value.numel() else 1.0  # a state without entries has no error
     else:
         value = float(value)
     worst = float(value.min()) if isinstance(value, Tensor) else value

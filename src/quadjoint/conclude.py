@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from quadjoint.gradient.flow import Crossing, Flow, shift
 from quadjoint.solver.clocks import PiecewiseMap, on_the_host, wide
 from quadjoint.solver.independent.endings import Ending, Status, unreached
 from quadjoint.solver.independent.loop import SampleIntegration
+from quadjoint.solver.independent.samples import Samples
 from quadjoint.solver.sample_clock import SampleClock
 from quadjoint.solver.stats import Stats
 
@@ -58,9 +60,9 @@ def conclude(arranged: Arranged, task: Task, out: Outcome, flow: Flow, *, in_tim
 def _common_clock(arranged: Arranged) -> SampleClock:
     """Which times the samples have on the clock that they share."""
     clock = arranged.spec.f.time_map
-    last = on_the_host(arranged.t[:, -1])
+    first, last = on_the_host(arranged.t[:, [0, -1]]).T
     table = clock.table if isinstance(clock, PiecewiseMap) else arranged.t[:, [0, -1]]
-    return SampleClock(on_the_host(table).T, last)
+    return SampleClock(on_the_host(table).T, last, np.where(last < first, -1.0, 1.0))
 
 
 def _event(found: Solved, arranged: Arranged, event_time: float | None) -> Solved:
@@ -85,13 +87,14 @@ def _end_of_samples(found: Solved, arranged: Arranged, run: SampleIntegration, *
     spec, t, ys, status = arranged.spec, arranged.t, found.ys, run.status
     samples = spec.samples
     assert samples is not None and status is not None
+    at_times = status.to(t.device)
     event, ended_early = None, bool((status.codes != 0).any())
     if bool(status.failed.any()):
         found.flow.failed = status.failed
     if spec.event is not None:
         event = _event_times(found, arranged, run)
     elif ended_early:
-        event = torch.where(status.failed, status.t.to(t), t[:, -1])
+        event = torch.where(at_times.failed, at_times.t.to(t), t[:, -1])
     first = t.shape[1] - 1  # of the columns that have the ends of samples
     if event is not None and samples.padded is not None:
         padded = samples.padded.to(t.device)
@@ -110,7 +113,7 @@ def _end_of_samples(found: Solved, arranged: Arranged, run: SampleIntegration, *
         if samples.on_failure == "nan":
             lost = lost | status.failed[:, None]
         ys = ys.masked_fill(lost.T.reshape(*lost.T.shape, *(1,) * (ys.ndim - 2)), torch.nan)
-    clock = _step_clock(found.parts, status) if spec.dense else None
+    clock = _step_clock(found.parts, status, samples) if spec.dense else None
     return replace(
         found,
         ts=t if event is not None else arranged.t,
@@ -135,12 +138,13 @@ def _event_times(found: Solved, arranged: Arranged, run: SampleIntegration) -> T
 
     crossing = Crossing(value, found.flow, happened=status.event)
     event = crossing.time(status.t, found.ys[-1]).to(t)
+    status = status.to(t.device)
     event = torch.where(status.event, event, t[:, -1])
     return torch.where(status.failed, status.t.to(t), event) if bool(status.failed.any()) else event
 
 
-def _step_clock(parts: list[Part], status: Status) -> SampleClock:
+def _step_clock(parts: list[Part], status: Status, samples: Samples) -> SampleClock:
     """Which time each sample had between the steps."""
     runs = [part.run for part in parts if isinstance(part.run, SampleIntegration)]
     ends = [*(t for run in runs for t in run.ends[:-1]), runs[-1].ends[-1]]
-    return SampleClock(torch.stack(ends).double().cpu().numpy(), status.t.double().cpu().numpy())
+    return SampleClock(on_the_host(torch.stack(ends)), on_the_host(status.t), on_the_host(samples.sign))

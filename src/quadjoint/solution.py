@@ -89,7 +89,10 @@ class Solution:
         """States at times on the clock of the steps, of the samples ``rows`` if they are given."""
         first, last = self._interval
         sign = 1.0 if last >= first else -1.0
-        points, device = np.asarray(times), self._parts[0].steps[0].y0.device
+        points, like = np.asarray(times), self._parts[0].steps[0].y0
+        if not len(points):
+            return like.new_empty(0, *(like.shape if rows is None else like.shape[1:]))
+        device = like.device
         part_of = np.zeros(len(points), dtype=int)
         for part in self._parts[:-1]:
             part_of += sign * points > sign * part.steps[-1].t1

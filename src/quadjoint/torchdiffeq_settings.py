@@ -42,8 +42,10 @@ def options_of(
     construct = options.get("grid_constructor")
     if construct is not None and not isinstance(y0, Tensor):
         options["grid_constructor"] = _on_flat_states(construct, Layout.of(y0))
-    if event_fn is not None and options.get("step_size") is None:
-        raise ValueError(f"event_fn with the fixed-step method {method!r} needs options['step_size'].")
+    if event_fn is not None:
+        if options.get("step_size") is None:
+            raise ValueError(f"event_fn with the fixed-step method {method!r} needs options['step_size'].")
+        options.setdefault("max_num_steps", _NO_LIMIT)
     return options
 
 

@@ -2,7 +2,7 @@
 
 It shows without a device what would go wrong on one: tensors made in the wrong place, tensors of the host mixed in,
 double precision where the state has single. Every number that the host reads is one half, so that an error of a step is
-always small enough.
+always small enough; every whole number is one that can be chosen.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class _Checked(TorchDispatchMode):
             return self._copied(func, name, args, kwargs)
         self._check(func, tensors, on_device)
         self.seen.operations[name] += 1
+        if name == "nonzero":
+            return torch.empty(self.seen.whole, args[0].ndim, dtype=torch.int64, device=META)
         return func(*args, **kwargs)
 
     def _copied(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -72,15 +74,16 @@ class _Listed(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.tolist and args[0].device == META:
             self.seen.reads["tolist"] += 1
-            return torch.full(args[0].shape, ANSWER).tolist()
+            fraction = args[0].is_floating_point()
+            return torch.full(args[0].shape, ANSWER if fraction else self.seen.whole).tolist()
         return func(*args, **(kwargs or {}))
 
 
 class PretendedDevice:
     """Checks the operations on meta tensors while it is entered, and counts them and the reads of the host."""
 
-    def __init__(self, forbidden: tuple[torch.dtype, ...] = ()) -> None:
-        self.forbidden = forbidden
+    def __init__(self, forbidden: tuple[torch.dtype, ...] = (), whole: int = 0) -> None:
+        self.forbidden, self.whole = forbidden, whole
         self.reads: Counter[str] = Counter()
         self.operations: Counter[str] = Counter()
         self.modes = _Listed(self), _Checked(self)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import quadjoint as qj
 from devices.pretended import META, PretendedDevice, WrongTensor
+from quadjoint.solver.progress import sample_bar
 
 WIDER = (torch.float64, torch.complex128)
 
@@ -110,3 +111,28 @@ def test_learnable_times_of_the_host_inside_of_steps(method: str, how: str) -> N
     t = torch.linspace(0.0, 1.0, 5, requires_grad=True)
     gradient_of(how, t, method=method, options={"step_size": 0.3})
     assert t.grad is not None and t.grad.device.type == "cpu"
+
+
+@pytest.mark.parametrize("event", [False, True])
+def test_samples_that_end_by_themselves_with_times_of_the_host(event: bool) -> None:
+    """As far as the pretended device gets, on which all four samples fail where they begin."""
+    event_fn = (lambda t, y: y[:, 0] - 2.0) if event else None
+    with PretendedDevice(whole=4), torch.no_grad():
+        sol = qj.solve(
+            Net().to(META),
+            torch.ones(4, 3, device=META),
+            TIMES,
+            independent=True,
+            event_fn=event_fn,
+            options={"on_failure": "nan"},
+        )
+    assert sol.ys.device == META and sol.ts.device.type == "cpu"
+    assert sol.event_time is None or sol.event_time.device.type == "cpu"
+
+
+def test_the_bar_of_samples_with_times_of_the_host() -> None:
+    seen = []
+    with PretendedDevice():
+        show = sample_bar(torch.tensor([[0.0, 1.0], [2.0, 0.0]]), lambda *_: seen.append(1))
+        show(torch.zeros(2, device=META), None, torch.ones(2, device=META))
+    assert seen == [1]

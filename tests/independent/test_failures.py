@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -176,3 +177,15 @@ def test_one_that_never_began_stops_at_its_initial_state_also_in_a_solve_that_wa
     )
     assert "from step" in sol.stats.reason
     assert sol.ys[[0, -1], 1, 0].tolist() == [-1.0, -1.0]
+
+
+def test_the_continuous_solution_of_a_sample_that_never_began_is_nan_backwards_in_time_too() -> None:
+    y0 = torch.tensor([[1.0], [-1.0]], dtype=DTYPE)
+    for times in (TIMES, TIMES.flip(0)):
+        sol = qj.solve(
+            lambda t, y: -y + 0 * y.sqrt(), y0, times, independent=True, options={"on_failure": "nan"}, rtol=1e-6
+        )
+        well, bad = sol(0.5)[:, 0].tolist()
+        assert well == pytest.approx(math.exp(float(times[0]) - 0.5), rel=1e-4) and math.isnan(bad)
+        with pytest.raises(ValueError, match="outside the solved interval of sample 0"):
+            sol(2.0 * float(times[0]) - 0.5)

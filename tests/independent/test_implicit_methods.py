@@ -12,6 +12,7 @@ from torch import Tensor
 import quadjoint as qj
 from independent.helpers import DTYPE, relaxing
 from independent.test_gradients import EXACT, gradients, largest_error, one_by_one, weights
+from quadjoint.solver.methods.implicit import ImplicitStep
 from quadjoint.solver.methods.sample_stages import SampleSolved, SampleStageSolver
 from stiff_problems import PROBLEMS
 
@@ -235,3 +236,22 @@ def test_samples_that_influence_each_other_are_refused_in_words() -> None:
         qj.odeint(lambda t, y: -y, torch.ones(2, 65, dtype=DTYPE), TIMES, **settings)
     with pytest.raises(ValueError, match=r"options\['linear_solver'\] = 'auto' or 'batched'"):
         qj.odeint(lambda t, y: -y, y0, TIMES, options={"linear_solver": "krylov"}, **settings)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_steps_of_one_sample_are_those_of_shared_steps(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the order of the error estimate; shared steps are not kept equal here, which would save factorisations."""
+    monkeypatch.setattr(ImplicitStep, "settled", False)
+    counts = []
+    for independent in (False, True):
+        with torch.no_grad():
+            sol = qj.solve(
+                lambda t, y: torch.cos(t) - y,
+                torch.ones(1, 1, dtype=DTYPE),
+                torch.tensor([0.0, 10.0], dtype=DTYPE),
+                method=method,
+                independent=independent,
+                options={"controller": "pid"},
+            )
+        counts.append((int(sol.stats.accepted_steps), int(sol.stats.rejected_steps)))
+    assert counts[0] == counts[1]

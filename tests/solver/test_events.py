@@ -15,6 +15,8 @@ from torch import Tensor, nn
 import problems
 import quadjoint as qj
 from quadjoint import torchdiffeq as dropin
+from quadjoint.errors import NonFiniteStateError
+from quadjoint.solver.control import StepSettings
 
 GRADIENTS = ["direct", "discrete", "gq", "adjoint"]
 DTYPE = torch.float64
@@ -247,3 +249,28 @@ def test_stationary_events_have_no_gradient() -> None:
     touch: Callable[..., Tensor] = lambda t, y: torch.where(t < 0.5, 1.0, -1.0) * y  # noqa: E731
     with pytest.raises(ZeroDivisionError, match="stationary"):
         qj.odeint(lambda t, y: 0 * y, y0, torch.tensor([0.0, 1.0], dtype=DTYPE), event_fn=touch, gradient="direct")
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_fixed_steps_that_blow_up_before_an_event_end_with_an_error(sign: float) -> None:
+    """Whether the event function becomes NaN or infinite."""
+    y0, t = torch.ones(1, dtype=torch.float64), torch.tensor([0.0, 1.0], dtype=torch.float64)
+    with pytest.raises(NonFiniteStateError, match=r"not finite at t = \d\.\d+, before the event"):
+        qj.odeint(
+            lambda t, y: sign * y * y,
+            sign * y0,
+            t,
+            method="rk4",
+            event_fn=lambda t, y: y + sign,
+            options={"step_size": 0.1, "max_num_steps": 1000},
+        )
+
+
+def test_an_open_end_is_given_up_on_a_grid_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    y0, t = torch.ones(1, dtype=torch.float64), torch.tensor([0.0, 1.0], dtype=torch.float64)
+    limited = partial(StepSettings, max_num_steps=50)
+    monkeypatch.setattr("quadjoint.solver.methods.catalogue.StepSettings", limited)
+    settings: dict[str, Any] = {"method": "rk4", "event_fn": lambda t, y: y + 1.0}
+    with pytest.raises(qj.SolveError, match="did not come within 50 steps"):
+        qj.odeint(lambda t, y: -y, y0, t, options={"step_size": 0.1}, **settings)
+    qj.odeint(lambda t, y: -y, y0, t, options={"step_size": 0.01, "horizon": 1.0}, **settings)

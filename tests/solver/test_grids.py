@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -126,3 +127,24 @@ def test_grids_of_another_precision_than_the_times(kind: str, end: float) -> Non
     found = qj.odeint(lambda t, y: -y, ONE, t, options={"grid_constructor": lambda f, y, t: made}, **settings)
     expected = qj.odeint(lambda t, y: -y, ONE, t, options={"step_size": 0.2 * end}, **settings)
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=0.0)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("method", ["explicit_adams", "implicit_adams"])
+def test_slopes_at_both_ends_are_those_of_the_step(method: str, backwards: bool) -> None:
+    """y' = -y between the discontinuities at t = 0 and t = 1, and zero outside, also inside of the last step."""
+    t = torch.tensor([0.0, 0.97, 1.0], dtype=DTYPE)
+    y0 = torch.ones(1, dtype=DTYPE, requires_grad=True)
+    t = 1.0 - t if backwards else t
+    ys = qj.odeint(
+        lambda t, y: torch.where((t > 0.0) & (t < 1.0), -1.0, 0.0) * y,
+        y0,
+        t,
+        method=method,
+        options={"perturb": True, "step_size": 0.05, "max_order": 4},
+        gradient="gq",
+    )
+    sign = 1.0 if backwards else -1.0
+    assert ys[:, 0].tolist() == pytest.approx(torch.exp(sign * (t - t[0]).abs()).tolist(), rel=1e-4)
+    ys[-1].sum().backward()
+    assert float(y0.grad) == pytest.approx(math.exp(sign), rel=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -216,3 +217,14 @@ def test_a_step_is_factorised_once(monkeypatch: pytest.MonkeyPatch, independent:
         stats = qj.solve(lambda t, y: reaction(t.new_zeros(()), y), y0, T, **settings).stats
     steps = torch.as_tensor(stats.accepted_steps) + torch.as_tensor(stats.rejected_steps)
     assert 0 < len(calls) <= int(steps.max()) + 2
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("method", ["trbdf2", "kvaerno3", "kvaerno5", "radauIIA5"])
+def test_a_state_of_one_complex_number(method: str, shape: tuple[int, ...]) -> None:
+    """y' = i y turns it once around zero."""
+    y0 = torch.ones(shape, dtype=torch.complex128)
+    t = torch.tensor([0.0, 2.0 * math.pi], dtype=torch.float64)
+    with torch.no_grad():
+        y = qj.odeint(lambda t, y: 1j * y, y0, t, method=method, rtol=1e-5, atol=1e-5)[-1]
+    torch.testing.assert_close(y, y0, rtol=0.0, atol=1e-2)

@@ -211,3 +211,34 @@ def test_equations_that_cannot_be_solved_in_the_shortest_step_are_an_error(indep
             independent=independent,
             options={"min_step": 0.45, "max_num_steps": 100},
         )
+
+
+@pytest.mark.parametrize("method", ["dopri5", "rk4", "explicit_adams", "implicit_adams", "alf"])
+@pytest.mark.parametrize("tolerance", [1e-6, (1e-6, 1e-8)])
+def test_states_without_entries(method: str, tolerance: Any) -> None:
+    y0, t = (torch.ones(0, 3), torch.ones(0)), torch.linspace(0.0, 1.0, 11)
+    x, v = odeint(lambda t, y: (-y[0], -y[1]), y0, t, method=method, rtol=tolerance, atol=tolerance)
+    assert x.shape == (11, 0, 3) and v.shape == (11, 0)
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_a_continuous_solution_at_no_times(independent: bool) -> None:
+    sol = qj.solve(lambda t, y: -y, torch.ones(2, 3, requires_grad=True), TIMES.float(), independent=independent)
+    assert sol(torch.empty(0)).shape == (0, 2, 3)
+
+
+def test_an_infinite_number_of_steps_is_no_limit() -> None:
+    for method in ("dopri5", "rk4"):
+        odeint(lambda t, y: -y, torch.ones(2), TIMES, method=method, options={"max_num_steps": math.inf})
+
+
+def test_steps_before_a_pause_count_too() -> None:
+    """Of a solve that is differentiated in two ways, as a memory limit asks for."""
+    w = torch.tensor(1.0, requires_grad=True)
+    settings: dict[str, Any] = {"rtol": 1e-6, "gradient": qj.Direct(memory_limit=200)}
+    taken = qj.solve(lambda t, y: -w * y, torch.ones(2), TIMES, **settings).stats
+    assert "from t = " in taken.reason
+    with pytest.raises(qj.SolveError, match="steps were not enough"):
+        qj.solve(
+            lambda t, y: -w * y, torch.ones(2), TIMES, options={"max_num_steps": taken.accepted_steps - 1}, **settings
+        )

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quadjoint.errors import SolveError
+from quadjoint.errors import NonFiniteStateError, SolveError
 from quadjoint.solver.dynamics import Dynamics
 from quadjoint.solver.protocols import Step, Time
+from quadjoint.solver.state import is_finite
 
 EventFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -48,7 +49,13 @@ class EventWatch:
             return float(self.least(t, y.detach()))
 
     def crossed(self, step: Step) -> bool:
-        return self.value(step.t1, step.y1) <= 0.0
+        value = self.value(step.t1, step.y1)
+        if not math.isfinite(value) and not is_finite(step.y1):
+            raise NonFiniteStateError(
+                f"The state is not finite at t = {step.t1:.6g}, before the event: the solution blows up, or fixed "
+                "steps are too long for this problem (try a smaller options['step_size'] or an adaptive method)."
+            )
+        return value <= 0.0
 
     def locate(self, step: Step) -> float:
         """The end of a bracket at which the event has happened, on the continuous extension of the step.

@@ -86,6 +86,7 @@ class Integrator:
     ) -> None:
         self.f, self.stepper, self.control, self.observer = f, stepper, control, observer
         self.watch, self.hooks, self.keep, self.jumps = watch, hooks or Hooks(), keep, jumps or {}
+        self.attempts = 0
         self.t, self.t_end = observer.interval
         self.out = Integration(y0)
         observer.begin(y0)
@@ -133,8 +134,8 @@ class Integrator:
             if hooks.on_reject:
                 hooks.on_reject(t, y, t1 - t)
             self.carry = self.carry if step.retry is None else step.retry
-        count = self.out.accepted_steps + self.out.rejected_steps
-        if not self.finished and count >= control.settings.max_num_steps:
+        self.attempts += 1
+        if not self.finished and self.attempts >= control.settings.max_num_steps:
             raise _too_many(self, step) if self.watch is None else _no_event(self, self.watch)
         return good
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import copy
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -24,33 +23,26 @@ class DenseOutput:
         self.sign = 1.0 if not steps or steps[-1].t1 >= steps[0].t0 else -1.0
         self._ends = [self.sign * step.t1 for step in steps]
 
-    def step_at(self, t: float) -> Step:
-        index = bisect.bisect_left(self._ends, self.sign * t)
-        return self.steps[min(index, len(self.steps) - 1)]
-
-    def __call__(self, t: float) -> Tensor:
-        step = self.step_at(t)
-        if step.clock is None or not any(private.is_differentiated(end) for end in step.clock):
-            return step.evaluate([t])[0]
-        return step.evaluate_at(torch.as_tensor([t], dtype=torch.float64).to(step.clock[0]))[0]
-
-    def many(self, times: Sequence[float]) -> Tensor:
-        """States at several times (any order), stacked."""
-        return torch.stack([self(t) for t in times])
-
     def at(self, times: Sequence[float], rows: Tensor | None) -> Tensor:
-        """As ``many``; with ``rows``, the state of sample ``rows[m]`` at ``times[m]``, shape (m, *sample)."""
-        if rows is None:
-            return self.many(times)
+        """States at times in any order, stacked; with ``rows``, that of sample ``rows[m]`` at ``times[m]``."""
         points = np.asarray(times)
         which = np.minimum(np.searchsorted(self._ends, self.sign * points), len(self.steps) - 1)
-        order = np.argsort(which, kind="stable")
+        order = np.lexsort((self.sign * points, which))
         chunks = []
         for part in np.split(order, np.flatnonzero(np.diff(which[order])) + 1):
-            chunks.append(self.steps[which[part[0]]].scatter(rows[torch.as_tensor(part)], points[part]))
+            step, own = self.steps[which[part[0]]], points[part]
+            chunks.append(_inside(step, own) if rows is None else step.scatter(rows[torch.as_tensor(part)], own))
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        return torch.cat(chunks)[torch.as_tensor(back, device=rows.device)]
+        states = torch.cat(chunks)
+        return states[torch.as_tensor(back, device=states.device)]
+
+
+def _inside(step: Step, times: np.ndarray) -> Tensor:
+    """States at times within a step, differentiable in its ends if these are."""
+    if step.clock is None or not any(private.is_differentiated(end) for end in step.clock):
+        return step.evaluate(times.tolist())
+    return step.evaluate_at(torch.as_tensor(times, dtype=torch.float64).to(step.clock[0]))
 
 
 # Coefficients of theta, theta^2 and theta^3 in the cubic Hermite polynomial, of (y1 - y0, h f0, h f1).
@@ -91,9 +83,9 @@ class Polynomial:
 class HermiteStep:
     """A step known by its ends and the derivatives there; between them lies the cubic Hermite polynomial.
 
-    ``f1``, the derivative at the end, is evaluated when it is needed. ``carry`` and ``retry`` are handed to the next
-    step and to another attempt at this one. ``linear`` draws a straight line instead of the cubic; ``exact_slopes``
-    says that f0 is f(t0, y0) and no estimate of it.
+    ``f1``, the derivative at the end, is evaluated when it is needed, on the side of the step by the ``nudge`` that it
+    was given. ``carry`` and ``retry`` are handed to the next step and to another attempt at this one. ``linear`` draws
+    a straight line instead of the cubic; ``exact_slopes`` says that f0 is f(t0, y0) and no estimate of it.
     """
 
     ratio = None
@@ -113,12 +105,13 @@ class HermiteStep:
         retry: Any = None,
         error: Tensor | None = None,
         clock: Clock | None = None,
+        nudge: Nudge = (0, 0),
         linear: bool = False,
         exact_slopes: bool = True,
     ) -> None:
         self.f, self.t0, self.t1, self.y0, self.y1, self.f0, self._f1 = f, t0, t1, y0, y1, f0, f1
         self.carry, self.retry, self.error, self.clock = carry, retry, error, clock
-        self.linear, self.exact_slopes = linear, exact_slopes
+        self.nudge, self.linear, self.exact_slopes = nudge, linear, exact_slopes
         self.grad = torch.is_grad_enabled()
 
     @property
@@ -129,7 +122,7 @@ class HermiteStep:
     def f1(self) -> Tensor:
         if self._f1 is None:
             with torch.set_grad_enabled(self.grad):
-                self._f1 = self.f(self.t1 if self.clock is None else self.clock[1], self.y1)
+                self._f1 = self.f(self.t1 if self.clock is None else self.clock[1], self.y1, self.nudge[1])
         return self._f1
 
     def smooth(self) -> HermiteStep:
@@ -150,7 +143,7 @@ class HermiteStep:
             return Polynomial(self, rise, slope=False)
         parts = torch.cat([rise, (self.f0 * h).reshape(1, -1), (self.f1 * h).reshape(1, -1)])
         table = torch.as_tensor(HERMITE.T.copy(), dtype=parts.dtype, device=parts.device)
-        return Polynomial(self, table @ parts, slope=self.exact_slopes)
+        return Polynomial(self, table @ parts, slope=self.exact_slopes, nudge=self.nudge)
 
     def evaluate(self, times: Sequence[float]) -> Tensor:
         theta = (np.asarray(times, dtype=np.float64) - self.t0) / (self.t1 - self.t0)

@@ -55,7 +55,7 @@ def sample_bar(times: Tensor, then: Callback | None = None) -> Callback:
 
     def callback(t: Tensor, y: Any, dt: Tensor) -> None:
         nonlocal done
-        moved = float(torch.where(span > 0.0, dt / span, 0.0).mean())
+        moved = float(torch.where(span > 0.0, dt.to(span) / span, 0.0).mean())
         shown(done, y, moved)
         done += moved
         if then is not None:

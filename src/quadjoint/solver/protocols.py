@@ -137,7 +137,7 @@ class Stepper(Protocol):
     ...     def step(self, f, t0, t1, y, *, carry=None, nudge=(0, 0), clock=None):
     ...         k1 = f(t0, y, nudge[0])
     ...         k2 = f(t0 + 2 / 3 * (t1 - t0), y + 2 / 3 * (t1 - t0) * k1)
-    ...         return qj.HermiteStep(f, t0, t1, y0=y, y1=y + (t1 - t0) * (k1 + 3 * k2) / 4, f0=k1)
+    ...         return qj.HermiteStep(f, t0, t1, y0=y, y1=y + (t1 - t0) * (k1 + 3 * k2) / 4, f0=k1, nudge=nudge)
     >>> t = torch.linspace(0, 1, 21)
     >>> ys = qj.odeint(lambda t, y: -y, torch.ones(1), t, method=Ralston())
     >>> round(float(ys[-1]), 3)

@@ -12,11 +12,12 @@ class SampleClock:
     """The times of samples at the ends of panels: rows of ``table``, shape (N + 1, B), at the places 0 to N.
 
     For times of their own on common steps, a single panel; for steps of their own, one for each step. ``last`` are the
-    times at which the samples ended.
+    times at which the samples ended, ``sign`` is minus one for those that are solved backwards in time, else one.
     """
 
     table: np.ndarray
     last: np.ndarray
+    sign: np.ndarray
 
     @property
     def batch(self) -> int:
@@ -24,8 +25,7 @@ class SampleClock:
 
     def locate(self, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Places of times, shape (K, B), and which of them lie past the end of their sample."""
-        first, final = self.table[0], np.where(self.table[-1] == self.table[0], self.last, self.table[-1])
-        sign = np.where(final < first, -1.0, 1.0)
+        first, sign = self.table[0], self.sign
         slack = 1e-6 * np.abs(self.last - first)
         early = sign * (times - first) < -slack
         if early.any() or not np.isfinite(times).all():

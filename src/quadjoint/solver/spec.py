@@ -170,7 +170,7 @@ class Spec:
             f,
             y0,
             stepper=self.solver.stepper,
-            control=SampleControl(self.solver.settings, self.solver.order, samples),
+            control=SampleControl(self.solver.settings, self.solver.stepper.estimate_order, samples),
             observer=observer,
             watch=watch,
             hooks=self.hooks if accepted is None else replace(self.hooks, accepted=accepted),

@@ -63,6 +63,10 @@ class Status:
     def __len__(self) -> int:
         return len(self.codes)
 
+    def to(self, device: torch.device) -> Status:
+        """The same on another device."""
+        return Status(self.codes.to(device), self.t.to(device))
+
     def __getitem__(self, sample: int) -> Ending:
         return Ending(int(self.codes[sample]))
 

@@ -101,7 +101,7 @@ class Adams(Stepper):
             y1 = combine(y, [k for _, k in history], list(enumerate(adams_weights(nodes))), dt)
             if self.implicit:
                 y1 = self._correct(f, end, y, y1=y1, history=history, nodes=nodes, dt=dt, nudge=nudge[1])
-        return HermiteStep(f, t0, t1, y0=y, y1=y1, f0=f0, carry=history, linear=self.linear, clock=clock)
+        return HermiteStep(f, t0, t1, y0=y, y1=y1, f0=f0, carry=history, clock=clock, nudge=nudge, linear=self.linear)
 
     def _correct(
         self,
@@ -122,7 +122,7 @@ class Adams(Stepper):
             with torch.no_grad():
                 moved = torch.maximum((y1 - y).abs(), (before - y).abs())
                 change = (y1 - before).abs() / (self.atol + self.rtol * moved)
-                if float(change.max()) < 1.0:
+                if not change.numel() or float(change.max()) < 1.0:
                     return y1
         warn_once(
             "implicit_adams",

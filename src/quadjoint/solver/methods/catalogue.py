@@ -36,6 +36,7 @@ def _of_tableau(tableau: ButcherTableau) -> RungeKutta:
 
 
 RUNGE_KUTTA = {name: _of_tableau(tableau) for name, tableau in TABLEAUS.items()}
+NO_LIMIT = 2**31 - 1  # of the number of steps
 OTHERS = ("explicit_adams", "implicit_adams", "fixed_adams", "alf", "scipy_solver")
 
 
@@ -130,7 +131,8 @@ def make_solver(method: Method, options: dict[str, Any], problem: InitialValue, 
     grid = points.detach().to("cpu", torch.float64).tolist()
     tracked = points if private.is_differentiated(points) and stepper.clocked else None
     perturb = bool(options.get("perturb", bool(settings.jump_t)))
-    limit = settings.max_num_steps if "max_num_steps" in options else 2**31 - 1
+    limited = problem.open_end or "max_num_steps" in options
+    limit = settings.max_num_steps if limited else NO_LIMIT
     control = partial(GridControl, grid, tracked, perturb=perturb, max_num_steps=limit)
     return Solver(method, stepper, control, settings, grid, tracked)
 
@@ -247,7 +249,7 @@ def _settings(method: Method, options: dict[str, Any], layout: Layout, *, rtol: 
     if least > most:
         raise ValueError(f"options['min_step'] = {least:.6g} is larger than options['max_step'] = {most:.6g}.")
     if "max_num_steps" in options:
-        values["max_num_steps"] = int(positive("max_num_steps", options["max_num_steps"]))
+        values["max_num_steps"] = int(min(positive("max_num_steps", options["max_num_steps"]), NO_LIMIT))
     for name in ("step_t", "jump_t"):
         if options.get(name) is not None:
             values[name] = tuple(torch.as_tensor(options[name], dtype=torch.float64).reshape(-1).tolist())

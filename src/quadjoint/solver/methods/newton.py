@@ -85,7 +85,7 @@ class Yardstick:
         self.negligible = samples.spread(settings.negligible(eps)) if self.tight else 0.0
         if settings.rtol is not None and settings.atol is not None:
             unit = samples.spread(y.abs() * settings.rtol + settings.atol) * settings.kappa
-            self.unit = unit.add_(self.size, alpha=self.rounding)
+            self.unit = torch.add(unit, self.size, alpha=self.rounding)
 
     def around(self, bases: list[Tensor]) -> Yardstick:
         """For stages that begin at ``bases`` of shape (rows, d), whose rounding is theirs too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -87,7 +88,8 @@ class Dynamics(VectorField):
         elif t.dtype != self.clock_dtype or t.device != self.device:
             t = t.to(self.device, self.clock_dtype)
         if nudge:
-            t = t + (torch.nextafter(t.detach(), t.detach() + nudge) - t.detach())
+            here = t.detach()
+            t = t + (torch.nextafter(here, torch.full_like(here, nudge * math.inf)) - here)
         return t
 
     def time_vector(self, times: Sequence[float]) -> Tensor:

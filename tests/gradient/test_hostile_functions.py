@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -130,6 +131,33 @@ def test_hooks_of_parameters_see_the_whole_gradient_once(how: str | qj.Gradient)
     torch.testing.assert_close(seen[0], plain[0], rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(f[0].weight.grad, 2 * seen[0])
     handle.remove()
+
+
+class Method:
+    """Holds a module, and is none."""
+
+    def __init__(self, inside: nn.Module) -> None:
+        self.inside = inside
+
+    def rate(self, t: Tensor, y: Tensor) -> Tensor:
+        return self.inside(y)
+
+
+def apply(inside: nn.Module, t: Tensor, y: Tensor) -> Tensor:
+    return inside(y)
+
+
+@pytest.mark.parametrize("kind", ["closure", "partial", "method"])
+@pytest.mark.parametrize("solve", ["dense", "iterate"])
+def test_backward_hooks_of_modules_that_f_holds_are_called(kind: str, solve: str) -> None:
+    """A hook that halves what passes it changes all gradients alike, also where points would be stacked."""
+    inside = net()
+    inside.register_full_backward_hook(lambda module, into, out: tuple(0.5 * g for g in into))
+    f = {"closure": lambda t, y: inside(y), "partial": partial(apply, inside), "method": Method(inside).rate}[kind]
+    y0 = normal(2, 3).requires_grad_()
+    (wanted,) = gradient(f, [y0], y0, "direct")
+    (found,) = gradient(f, [y0], y0, qj.GaussLegendre(solve=solve))
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
 
 
 def test_backward_hooks_inside_of_f_are_called() -> None:

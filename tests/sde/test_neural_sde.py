@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from quadjoint.sde import NeuralSDE
+from quadjoint.autograd.recorded import record_and_count
+from quadjoint.sde import NeuralSDE, WongZakai
 
 B, D, M = 4, 3, 2
 T = torch.tensor(0.3, dtype=torch.float64)
@@ -127,3 +129,65 @@ def test_unknown_types_are_refused_with_a_hint() -> None:
         NeuralSDE(drift, drift, "diagnal")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Did you mean 'ito'"):
         NeuralSDE(drift, drift, sde_type="itoo")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("noise_type", SHAPES)
+def test_correction_is_the_same_where_saved_tensors_are_watched(noise_type: str) -> None:
+    """In offloading and in a checkpoint, which torch.func refuses; with and without grad."""
+    sde, y = make(noise_type), states().requires_grad_()
+    wanted = [y, *sde.parameters()]
+    exact = torch.autograd.grad(sde.correction(T, y).square().sum(), wanted)
+    with torch.autograd.graph.save_on_cpu():
+        offloaded = sde.correction(T, y)
+        with torch.no_grad():
+            plain = sde.correction(T, y)
+    assert not plain.requires_grad
+    torch.testing.assert_close(plain, offloaded.detach())
+    inside = checkpoint(lambda y: sde.correction(T, y), y, use_reentrant=False)
+    for value in (offloaded, inside):
+        for a, b in zip(torch.autograd.grad(value.square().sum(), wanted), exact, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_correction_of_noise_that_is_the_same_everywhere_is_zero_where_saved_tensors_are_watched() -> None:
+    sde = NeuralSDE(drift, lambda t, y: torch.ones_like(y), sde_type="ito")
+    with torch.autograd.graph.save_on_cpu():
+        assert not sde.correction(T, states()).any()
+
+
+@pytest.mark.parametrize("noise_type", SHAPES)
+@pytest.mark.parametrize("gradient", ["auto", "direct", "discrete", "gq", "adjoint"])
+def test_a_solve_in_a_checkpoint(gradient: str, noise_type: str) -> None:
+    """Has the gradient of one outside, and is made twice, however many evaluations it has."""
+    sde = make(noise_type)
+    calls = [0]
+
+    def counting(t: Tensor, y: Tensor) -> Tensor:
+        calls[0] += 1
+        return drift(t, y)
+
+    sde.drift = counting
+    equation = WongZakai(sde, 0.0, 1.0, terms=3)
+    found, counts = [], []
+    for inside in (False, True):
+        y, calls[0] = states().requires_grad_(), 0
+        solve = lambda y: equation.odeint(  # noqa: E731
+            y, torch.linspace(0, 1, 2), seed=0, gradient=gradient, rtol=1e-5, atol=1e-5
+        )[-1]
+        end = checkpoint(solve, y, use_reentrant=False) if inside else solve(y)
+        found.append(torch.autograd.grad(end.square().sum(), [y, *sde.parameters()]))
+        counts.append(calls[0])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    assert counts[1] <= 3 * counts[0] + 3
+
+
+def test_activations_of_the_correction_are_counted() -> None:
+    """The double transpose keeps more than the drift alone."""
+    counted = {}
+    for kind in ("ito", "stratonovich"):
+        f = WongZakai(make("general", kind), 0.0, 1.0).sample(states(), seed=0)
+        recording, counted[kind] = record_and_count(f, T, states(), f.parameters())
+        assert recording.out.requires_grad
+    assert counted["ito"] is not None and counted["stratonovich"] is not None
+    assert counted["ito"] > 1.5 * counted["stratonovich"] > 0

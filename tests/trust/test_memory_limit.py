@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import quadjoint as qj
 from gradient.helpers import LiveMemory
@@ -76,6 +77,64 @@ def test_a_limit_changes_the_memory_and_not_the_gradient() -> None:
         found.append(torch.cat([g.flatten() for g in torch.autograd.grad(ys[-1].square().sum(), f.parameters())]))
     for g in found[1:]:
         torch.testing.assert_close(g, found[0], rtol=1e-10, atol=1e-12)
+
+
+def test_implicit_steps_keep_to_the_limit_of_direct() -> None:
+    """Past the limit memory grows by a state a step, if at all; compiled steps are recorded in the same way."""
+
+    def growth(gradient: qj.Gradient) -> int:
+        short, long = ({**fixed(steps), "method": "trapezoid"} for steps in (20, 60))
+        return peak(gradient, long) - peak(gradient, short)
+
+    assert growth(qj.Direct()) > 4 * MIB
+    assert growth(qj.Direct(memory_limit=MIB // 2)) < MIB
+
+
+def test_a_limit_of_direct_changes_no_gradient_through_implicit_steps() -> None:
+    found = []
+    for limit in (None, 1):
+        f, tight = Field(2, 8), {"rtol": 1e-8, "atol": 1e-8, "method": "kvaerno5"}
+        sol = qj.solve(f, normal(4, 2), times(0.0, 1.0), gradient=qj.Direct(memory_limit=limit), **tight)
+        found.append(torch.cat([g.flatten() for g in torch.autograd.grad(sol.ys[-1].square().sum(), f.parameters())]))
+        assert ("by discrete" in sol.stats.reason) == (limit is not None)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-8)
+
+
+def test_no_activations_are_kept_if_none_are_asked_for() -> None:
+    """Whatever the limit: 40 steps of 4 evaluations, whose graphs would be kept."""
+    none = peak(qj.DiscreteAdjoint(mode="joint", activations=0), fixed(40))
+    limited = peak(qj.DiscreteAdjoint(mode="joint", activations=0, memory_limit=2**30), fixed(40))
+    assert limited == none < peak(qj.DiscreteAdjoint(mode="joint", memory_limit=2**30), fixed(40))
+
+
+def test_auto_keeps_to_the_limit_inside_of_a_checkpoint() -> None:
+    """Stages of 256 x 64 numbers, four in each of 40 steps, are 20 MiB."""
+
+    def measured(gradient: qj.Gradient) -> int:
+        f, y0 = Field(64, 64), normal(ROWS, 64).requires_grad_()
+        t = times(0.0, 1.0)
+        with LiveMemory() as memory:
+            solve = functools.partial(qj.odeint, f, gradient=gradient, **fixed(40))
+            checkpoint(lambda y: solve(y, t), y0, use_reentrant=False)[-1].square().sum().backward()
+        return memory.peak
+
+    assert measured(qj.Auto(memory_limit=LIMIT)) <= LIMIT + 2 * working(64)
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_gq_keeps_to_its_limit(independent: bool) -> None:
+    """Polynomials of 256 x 64 numbers with six coefficients, in some forty steps; the gradient stays the same."""
+    peaks, found = [], []
+    for limit in (None, LIMIT):
+        f, y0 = Field(64, 64), normal(ROWS, 64).requires_grad_()
+        how = qj.GaussLegendre(solve="iterate", memory_limit=limit)
+        with LiveMemory() as memory:
+            ys = qj.odeint(f, y0, times(0.0, 3.0), gradient=how, rtol=1e-9, atol=1e-9, independent=independent)
+            found.append(torch.autograd.grad(ys[-1].square().sum(), y0)[0])
+        peaks.append(memory.peak)
+    assert peaks[0] > 3 * LIMIT
+    assert peaks[1] <= LIMIT + 2 * working(64)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
 
 
 def test_the_limit_is_that_of_the_control_group(monkeypatch: pytest.MonkeyPatch) -> None:

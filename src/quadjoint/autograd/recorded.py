@@ -12,7 +12,10 @@ from torch import Tensor
 
 from quadjoint.autograd import private
 
+Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]  # of what autograd saves
+
 _recording: ContextVar[bool] = ContextVar("recording", default=False)
+_counting: ContextVar[Hooks | None] = ContextVar("counting", default=None)
 NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
@@ -76,8 +79,24 @@ def saved_bytes(params: Iterable[Tensor]) -> Iterator[list[int]]:
             )
         return x
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield total
+    token = _counting.set((pack, unpack))
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            yield total
+    finally:
+        _counting.reset(token)
+
+
+def unwatched() -> AbstractContextManager[Any]:
+    """What autograd saves meanwhile is counted, if it is at all, but kept from hooks that are not the library's.
+
+    A checkpoint would compute all again for a gradient that f itself asks for.
+    """
+    return torch.autograd.graph.saved_tensors_hooks(*(_counting.get() or (_itself, _itself)))
+
+
+def _itself(x: Any) -> Any:
+    return x
 
 
 def share_numbers(x: Tensor, y: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,13 +53,20 @@ class Direct(Gradient):
         spec, before = task.spec, task.f.evaluations
         stepper = spec.solver.stepper
         if stepper.twice is not stepper and spec.solver.points is None and not Aliases(task.params):
-            recorded = _Recorded(spec)
-            return differentiate(_Once(), task, recorded.begin, y0, recorded)
+            recorded = _Recorded(spec, self._is_spent(task, first, before, self.memory_limit))
+            try:
+                return differentiate(_Once(), task, recorded.begin, y0, recorded)
+            except _SpentError:
+                task.stats.forward_evaluations += task.f.evaluations - before
+                task.say("by discrete, as the memory limit was used")
+                return DiscreteAdjoint(memory_limit=self.memory_limit).apply(task, y0, first)
         # The first evaluation was of another tensor if y0 has been made to depend on the initial time since.
         same = y0 is first.y0
         dynamics = StartedDynamics(spec.f, first if same else None, recorded=True)
         integrator = spec.begin(first.recording.y if same else y0, dynamics)
-        run = integrator.run(self._is_spent(task, first, before))
+        # The other half is for what the rest of the solve keeps.
+        half = None if self.memory_limit is None else self.memory_limit // 2
+        run = integrator.run(self._is_spent(task, first, before, half))
         task.count(run, task.f.evaluations - before)
         unused = [p for p in task.params if not any(p is x for x in first.met)]
         out = Outcome(touch(run.ys, unused), run, integrator.observer, [Part(run)])
@@ -67,13 +75,13 @@ class Direct(Gradient):
         rest = self._go_on(task, integrator)
         return Outcome(torch.cat([out.ys, rest.ys]), rest.run, out.observer, [*out.parts, *rest.parts])
 
-    def _is_spent(self, task: Task, first: First, before: int) -> Any:
-        """Whether half of the limit is used; the other half is for what the rest of the solve keeps."""
+    def _is_spent(self, task: Task, first: First, before: int, limit: int | None) -> Callable[[], bool] | None:
+        """Whether so many bytes are used, of a solve that can be differentiated in another way."""
         solver = task.spec.solver
-        if self.memory_limit is None or not solver.stepper.transposable or solver.points is not None:
+        if limit is None or not solver.stepper.transposable or solver.points is not None:
             return None
         size = (first.activation_bytes or 0) + task.f.shape.numel() * task.f.dtype.itemsize
-        allowed = max(1, self.memory_limit // 2 // max(1, size))
+        allowed = max(1, limit // max(1, size))
         return lambda: task.f.evaluations - before >= allowed
 
     def _go_on(self, task: Task, paused: Integrator | SampleIntegrator) -> Outcome:
@@ -111,11 +119,15 @@ class _Once(Gradient):
         return Gradients(a, found)
 
 
-class _Recorded:
-    """A solve with a graph of its own, which begins at a copy of the initial state."""
+class _SpentError(Exception):
+    """The bytes that may be kept are used up before the end."""
 
-    def __init__(self, spec: Spec) -> None:
-        self.spec = spec
+
+class _Recorded:
+    """A solve with a graph of its own, which begins at a copy of the initial state; given up once it ``is_spent``."""
+
+    def __init__(self, spec: Spec, is_spent: Callable[[], bool] | None) -> None:
+        self.spec, self.is_spent = spec, is_spent
         self.dynamics: VectorField = spec.f
         self.observer: Arranger = spec.make_observer()
         self.start = self.ys = torch.empty(0)
@@ -130,6 +142,8 @@ class _Recorded:
     def run(self) -> Integration:
         with torch.enable_grad():
             running = self.spec.begin(self.start)
-            run, self.observer = running.run(), running.observer
+            run, self.observer = running.run(self.is_spent), running.observer
+        if not running.finished:
+            raise _SpentError
         self.ys = run.ys
         return replace(run, ys=run.ys.detach())

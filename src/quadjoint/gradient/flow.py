@@ -58,7 +58,7 @@ class Flow:
         if t.ndim == 0:
             return self.plain(t, y)
         parts = zip(t.split(CHUNK), y.split(CHUNK), strict=True)
-        return torch.cat([stack_call(self.plain, ti, yi) for ti, yi in parts])
+        return torch.cat([stack_call(self.plain, ti, yi, self.snapshot.modules) for ti, yi in parts])
 
     def _per_sample(self, t: Tensor, y: Tensor) -> Tensor:
         times = self.plain.time(t.reshape(*t.shape, *(1,) * (y.ndim - t.ndim)))

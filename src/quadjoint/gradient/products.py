@@ -30,7 +30,7 @@ class Products:
 
     def __init__(self, task: Task, aliases: Aliases | None = None) -> None:
         self.f: Dynamics = task.f
-        self.params, self.stats = task.params, task.stats
+        self.params, self.stats, self.modules = task.params, task.stats, task.snapshot.modules
         self.aliases = Aliases(task.params) if aliases is None else aliases
         self.targets = self.aliases.of(task.params)
         self.sums: list[Tensor | None] = [None] * len(task.params)
@@ -91,7 +91,7 @@ class Products:
         """f at a stack of points, recorded by autograd: one call under vmap if f allows it."""
         self.stats.backward_evaluations += len(ys)
         with torch.enable_grad(), self.aliases if self.aliases else NOTHING:
-            out = stack_call(self.f, times, ys)
+            out = stack_call(self.f, times, ys, self.modules)
         self.watch(out, ys)
         return out
 

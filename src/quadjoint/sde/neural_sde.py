@@ -8,12 +8,14 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from quadjoint.autograd import private
+from quadjoint.autograd.recorded import unwatched
 from quadjoint.errors import nearest
 
 NoiseType = Literal["diagonal", "scalar", "additive", "general"]
 SDEType = Literal["stratonovich", "ito"]
 Field = Callable[[Any, Tensor], Tensor]
-_Linearised = tuple[Tensor, Callable[[Tensor], tuple[Tensor]]]  # a value, and products with its derivative
+_Linearised = tuple[Tensor, Callable[[Tensor], Tensor]]  # a value, and products of its derivative with a stack
 
 NOISE_TYPES: tuple[NoiseType, ...] = ("diagonal", "scalar", "additive", "general")
 SDE_TYPES: tuple[SDEType, ...] = ("stratonovich", "ito")
@@ -142,20 +144,15 @@ class NeuralSDE(nn.Module):
         """
         if self.noise_type == "additive":
             return torch.zeros_like(y)
-        g, transposed = cast(_Linearised, torch.func.vjp(lambda z: self.g(t, z), y))
-        _, jacobian = cast(_Linearised, torch.func.vjp(lambda u: transposed(u)[0], torch.zeros_like(g)))
-
-        def along(direction: Tensor) -> Tensor:
-            return jacobian(direction)[0]
-
+        # torch.func does without what hooks on saved tensors see, a checkpoint's among them, and refuses them.
+        by_autograd = private.saved_tensors_are_watched() and not private.inside_transform()
+        g, along = (_linearised_by_autograd if by_autograd else _linearised)(lambda z: self.g(t, z), y)
         if self.noise_type == "diagonal":
             if self.elementwise or g.shape[-1] == 1:
-                return 0.5 * along(g)
+                return 0.5 * along(g[None])[0]
             columns = torch.diag_embed(g).movedim(-1, 0)  # (d, *batch, d)
-            return 0.5 * torch.func.vmap(along)(columns).diagonal(dim1=0, dim2=-1)
-        if g.shape[-1] == 1:
-            return 0.5 * along(g.squeeze(-1)).squeeze(-1)
-        products = torch.func.vmap(along)(g.movedim(-1, 0))  # (m, *batch, d, m)
+            return 0.5 * along(columns).diagonal(dim1=0, dim2=-1)
+        products = along(g.movedim(-1, 0))  # (m, *batch, d, m)
         return 0.5 * products.diagonal(dim1=0, dim2=-1).sum(-1)
 
     def converted(self, sde_type: SDEType) -> NeuralSDE:
@@ -173,6 +170,43 @@ class NeuralSDE(nn.Module):
 
     def extra_repr(self) -> str:
         return f"noise_type={self.noise_type!r}, sde_type={self.sde_type!r}"
+
+
+def _linearised(function: Callable[[Tensor], Tensor], y: Tensor) -> _Linearised:
+    """The value at y, and products of the derivative with a stack of directions."""
+    g, transposed = cast(Any, torch.func.vjp(function, y))
+    _, jacobian = cast(Any, torch.func.vjp(lambda u: transposed(u)[0], torch.zeros_like(g)))
+
+    def along(directions: Tensor) -> Tensor:
+        if len(directions) == 1:
+            return cast(Tensor, jacobian(directions[0])[0][None])
+        return torch.func.vmap(lambda v: jacobian(v)[0])(directions)
+
+    return g, along
+
+
+def _linearised_by_autograd(function: Callable[[Tensor], Tensor], y: Tensor) -> _Linearised:
+    """The same, recorded by autograd if that is on."""
+    recording = torch.is_grad_enabled()
+    with unwatched(), torch.enable_grad():
+        z = y.view_as(y) if recording and y.requires_grad else y.detach().requires_grad_()
+        g = function(z)
+        u = torch.zeros_like(g, requires_grad=True)
+        image = None
+        if g.requires_grad:
+            (image,) = torch.autograd.grad(g, z, u, create_graph=True, allow_unused=True)
+
+    def along(directions: Tensor) -> Tensor:
+        if image is None:
+            return g.new_zeros((len(directions), *g.shape))
+        with unwatched():
+            rows = [
+                torch.autograd.grad(image, u, v, create_graph=recording, retain_graph=True, allow_unused=True)[0]
+                for v in directions
+            ]
+        return torch.stack([torch.zeros_like(g) if row is None else row for row in rows])
+
+    return g if recording else g.detach(), along
 
 
 class _Converted(nn.Module):

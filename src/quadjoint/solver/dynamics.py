@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -87,7 +88,8 @@ class Dynamics(VectorField):
         elif t.dtype != self.clock_dtype or t.device != self.device:
             t = t.to(self.device, self.clock_dtype)
         if nudge:
-            t = t + (torch.nextafter(t.detach(), t.detach() + nudge) - t.detach())
+            here = t.detach()
+            t = t + (torch.nextafter(here, torch.full_like(here, nudge * math.inf)) - here)
         return t
 
     def time_vector(self, times: Sequence[float]) -> Tensor:
@@ -238,19 +240,19 @@ def _differentiable(y: Tensor) -> Tensor:
 UNSTACKABLE = (RuntimeError, NotImplementedError, ValueError, TypeError)
 
 
-def _rule_out_vmap(f: Dynamics) -> None:
+def _rule_out_vmap(f: Dynamics, modules: Sequence[torch.nn.Module]) -> None:
     """Note that f cannot be stacked: for backward hooks, which vmap does not call, or parameters of their own kind."""
-    module = getattr(f.f, "__self__", f.f)
-    if f.stackable is None and isinstance(module, torch.nn.Module):
-        hooked = any(private.has_module_hooks(m) for m in module.modules())
-        if hooked or any(type(p) is not torch.nn.Parameter for p in module.parameters()):
-            f.stackable = False
+    if f.stackable is None and any(
+        private.has_module_hooks(m) or any(type(p) is not torch.nn.Parameter for p in m.parameters(recurse=False))
+        for m in modules
+    ):
+        f.stackable = False
 
 
-def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor) -> Tensor:
-    """f at a stack of (t, y) as one evaluation, or as a loop if f cannot be vectorised (said once)."""
+def stack_call(f: Dynamics, times: Sequence[float] | Tensor, ys: Tensor, modules: Sequence[torch.nn.Module]) -> Tensor:
+    """f, which holds ``modules``, at a stack of (t, y) as one evaluation; as a loop if it cannot be (said once)."""
     ts = torch.as_tensor(times, dtype=f.clock_dtype, device=ys.device)
-    _rule_out_vmap(f)
+    _rule_out_vmap(f, modules)
     if len(ys) > 1 and f.stackable is not False:
         try:
             # A checkpoint inside f would only fail later, when it recomputes outside of vmap.

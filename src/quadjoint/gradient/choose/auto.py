@@ -62,9 +62,10 @@ class Auto(Gradient):
             return Choice(Direct(), "direct", "parameters are sharded")
         if first.reentrant():
             return Choice(Direct(), "direct", "a reentrant checkpoint inside of f lets no single gradient pass")
-        if private.saved_tensors_are_watched():
-            return Choice(DiscreteAdjoint(activations=0), "discrete", "what autograd saves is watched (a checkpoint?)")
         limit = self.memory_limit if self.memory_limit is not None else int(memory_bytes(task.f.device) / 4)
+        if private.saved_tensors_are_watched():
+            how = DiscreteAdjoint(activations=0, memory_limit=limit)
+            return Choice(how, "discrete", "what autograd saves is watched (a checkpoint?)")
         if isinstance(solver.eager, ImplicitRungeKutta):
             return Choice(DiscreteAdjoint(memory_limit=limit), "discrete", "steps are implicit, and transposed at once")
         costs = predict(sizes_of(task, first.activation_bytes), limit // 2)
@@ -74,7 +75,7 @@ class Auto(Gradient):
         if decision.name == "direct":
             return Choice(Direct(memory_limit=limit), decision.name, decision.why, by_cost=True)
         if decision.name == "gq":
-            return Choice(GaussLegendre(), decision.name, decision.why, by_cost=True)
+            return Choice(GaussLegendre(memory_limit=limit), decision.name, decision.why, by_cost=True)
         return Choice(
             DiscreteAdjoint(mode=decision.name, memory_limit=limit), decision.name, decision.why, by_cost=True
         )

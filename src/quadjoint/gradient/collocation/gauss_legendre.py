@@ -57,6 +57,8 @@ class GaussLegendre(Gradient):
             for small samples that do not influence each other (which is checked); "auto" chooses.
         max_states: keep at most so many states of the forward solve, and compute the others again.
         chunk: bytes of activations that may be kept for steps that are solved together.
+        memory_limit: bytes that may be kept of the forward solve; as they are used up, steps are given up for states,
+            and states for checkpoints. None sets no limit, and steps that cannot be taken again are all kept.
 
     >>> import torch, quadjoint as qj
     >>> w = torch.tensor(0.5, requires_grad=True)
@@ -72,6 +74,7 @@ class GaussLegendre(Gradient):
     solve: str = "auto"
     max_states: int | None = None
     chunk: int = CHUNK_BYTES
+    memory_limit: int | None = None
     name = "gq"
 
     def __post_init__(self) -> None:
@@ -92,7 +95,8 @@ class GaussLegendre(Gradient):
 
     def recorder(self, task: Task, first: First | None) -> Trajectory:
         assert first is not None
-        return Trajectory(task, first, self.max_states)
+        again = task.spec.solver.stepper.transposable
+        return Trajectory(task, first, self.max_states, self.memory_limit if again else None)
 
     def backward(self, task: Task, run: Integration, memory: Any, cotangents: Cotangents) -> Gradients:
         cotangents.check_finite()

@@ -36,6 +36,12 @@ def piece_of(step: Step) -> Piece:
     return step.polynomial() or Sampled(step)
 
 
+def size_of(piece: Piece) -> int:
+    """Bytes of a polynomial."""
+    tensors = (piece.y0, piece.coefficients) if isinstance(piece, Polynomial) else ()
+    return sum(x.numel() * x.element_size() for x in tensors)
+
+
 @dataclass(frozen=True)
 class Panel:
     """A part of a step, from the fraction ``low`` to ``high`` of it, with the observations inside."""

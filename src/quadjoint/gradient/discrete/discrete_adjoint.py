@@ -35,6 +35,7 @@ from quadjoint.solver.methods.implicit import ImplicitRungeKutta
 from quadjoint.solver.spec import Spec
 
 MODES = ("auto", "joint", "stacked")
+ACTIVATIONS = 2**24  # bytes that are kept if nothing else is said
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class DiscreteAdjoint(Gradient):
         mode: "joint" one product in state and parameters per stage, "stacked" parameter products of linear layers of
             many stages at once; "auto" chooses by size.
         activations: with stored stages, activations of the forward pass are kept up to so many bytes, and only the
-            evaluations beyond are made again. 0 keeps none.
+            evaluations beyond are made again. 0 keeps none. None is half of the limit of memory or, without one,
+            16 MiB.
         memory_limit: bytes for all that is kept; as they are used up, stages are given up for states, then states for
             checkpoints. None sets no limit.
 
@@ -63,7 +65,7 @@ class DiscreteAdjoint(Gradient):
     keep: str = "stages"
     max_states: int | None = None
     mode: str = "auto"
-    activations: int = 2**24
+    activations: int | None = None
     memory_limit: int | None = None
     name = "discrete"
     exact_clock = True
@@ -75,7 +77,7 @@ class DiscreteAdjoint(Gradient):
             raise ValueError(f"mode = {self.mode!r} is not known.{nearest(self.mode, MODES)}")
         if self.max_states is not None and self.max_states < 1:
             raise ValueError(f"max_states must be at least 1; got {self.max_states}.")
-        if self.activations < 0:
+        if self.activations is not None and self.activations < 0:
             raise ValueError(f"activations are bytes, at least 0; got {self.activations}.")
 
     def check(self, spec: Spec) -> None:
@@ -117,7 +119,8 @@ class DiscreteAdjoint(Gradient):
     @property
     def _allowance(self) -> int:
         """Bytes of activations that may be kept."""
-        return self.activations if self.memory_limit is None else self.memory_limit // 2
+        given = (self.activations, None if self.memory_limit is None else self.memory_limit // 2)
+        return min((limit for limit in given if limit is not None), default=ACTIVATIONS)
 
     def _mode(self, task: Task, first: First | None) -> str:
         """The mode asked for, or that with the least predicted cost."""
@@ -133,7 +136,8 @@ class DiscreteAdjoint(Gradient):
         if isinstance(task.spec.solver.eager, ImplicitRungeKutta):
             if memory.beginning is not None:
                 memory.beginning.prove(task)
-            a = ImplicitSweep(task, cotangents, products, activation_bytes=memory.activation_bytes).run(memory)
+            size, most = memory.activation_bytes, self.memory_limit
+            a = ImplicitSweep(task, cotangents, products, activation_bytes=size, most=most).run(memory)
             return Gradients(cotangents.at_start(a), products.finish())
         transposer = StepTransposer(task, cotangents)
         if memory.whole and memory.stages:

@@ -35,7 +35,10 @@ CHUNK_BYTES = 2**24  # of activations and maps, for steps solved for together
 class ImplicitSweep:
     """The adjoint ``a`` from step to step, and ``carried``, that of the stage that two steps share; both flat."""
 
-    def __init__(self, task: Task, cotangents: Cotangents, products: Products, *, activation_bytes: int) -> None:
+    def __init__(
+        self, task: Task, cotangents: Cotangents, products: Products, *, activation_bytes: int, most: int | None
+    ) -> None:
+        self.chunk = CHUNK_BYTES if most is None else min(most, CHUNK_BYTES)
         self.task, self.cotangents, self.products = task, cotangents, products
         self.transposer = StepTransposer(task, cotangents)
         stepper = task.spec.solver.eager
@@ -74,7 +77,7 @@ class ImplicitSweep:
         """How many steps are solved for at once."""
         samples, n = self.splits[0], record.stages
         maps = 4 * n * samples.rows * samples.d * (2 * samples.d + 1) * self.a.element_size()
-        return max(1, CHUNK_BYTES // max(1, maps + n * self.activation_bytes))
+        return max(1, self.chunk // max(1, maps + n * self.activation_bytes))
 
     def _together(self, records: list[StepRecord]) -> None:
         while self.splits[0].d <= SMALL:

@@ -88,7 +88,12 @@ def backward_pass() -> int | None:
 
 
 def saved_tensors_are_watched() -> bool:
-    """Whether hooks (a checkpoint, offloading) receive what autograd saves. Without the name: taken for not so."""
+    """Whether hooks (a checkpoint, offloading) receive what autograd saves. Without the name: taken for not so.
+
+    While torch.compile traces, they receive what the graph will save as a whole.
+    """
+    if torch.compiler.is_compiling():
+        return False
     top = _lookup("_C", "_autograd", "_top_saved_tensors_default_hooks")
     return top is not None and top(True) is not None
 

@@ -1,12 +1,13 @@
 """Figure and table of the README and of the site's home page: ``python -m benchmarks.headline [RESULTS]``.
 
 Time and peak memory of one gradient on a few cells, of methods that a reader may choose between, from the lines of a
-finished benchmark (benchmarks/results by default). The figure is drawn for light and for dark pages, into docs/assets;
-the table, and the sentence about diffrax below it, are printed.
+finished benchmark (benchmarks/results by default). The figure is drawn for light and for dark pages, and for wide and
+narrow screens, into docs/assets; the table, and the sentence about diffrax below it, are printed.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -97,7 +98,7 @@ def chosen(records: list[Record]) -> dict[str, list[Record]]:
     return {cell: lines for cell, lines in found.items() if len(lines) > 1}
 
 
-def draw(records: list[Record], dark: bool) -> Any:
+def draw(records: list[Record], dark: bool, columns: int) -> Any:
     """One panel for each cell: to the left is faster, further down is leaner."""
     groups = chosen(records)
     if not groups:
@@ -105,7 +106,7 @@ def draw(records: list[Record], dark: bool) -> Any:
     ink, grid = ("#e0e0e0", "#555555") if dark else ("#222222", "#cccccc")
     style = {"text.color": ink, "axes.labelcolor": ink, "xtick.color": ink, "ytick.color": ink, "axes.edgecolor": grid}
     with plt.rc_context({**style, "svg.fonttype": "none", "svg.hashsalt": "quadjoint", "font.size": 9}):
-        columns = min(2, len(groups))
+        columns = min(columns, len(groups))
         rows = -(-len(groups) // columns)
         figure, axes = plt.subplots(
             rows, columns, figsize=(3.7 * columns, 2.5 * rows + 0.7), squeeze=False, layout="constrained"
@@ -129,7 +130,7 @@ def draw(records: list[Record], dark: bool) -> Any:
             [handles[n] for n in shown],
             shown,
             loc="outside lower center",
-            ncols=4,
+            ncols=2 * columns,
             frameon=False,
             labelcolor=ink,
             fontsize=8,
@@ -163,9 +164,9 @@ def _decade(values: list[float]) -> tuple[float, float]:
 def main(folder: Path) -> None:
     records = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     print(*table(records), against_diffrax(records), sep="\n")
-    for dark in (False, True):
-        path = ASSETS / f"headline-{'dark' if dark else 'light'}.svg"
-        figure = draw(records, dark)
+    for (kind, columns), dark in itertools.product({"": 2, "narrow-": 1}.items(), (False, True)):
+        path = ASSETS / f"headline-{kind}{'dark' if dark else 'light'}.svg"
+        figure = draw(records, dark, columns)
         figure.savefig(path, transparent=True, metadata={"Date": None, "Creator": None})
         plt.close(figure)
         print(path)

@@ -1,11 +1,12 @@
 """torchdiffeq's own tests, run with torchdiffeq and with the drop-in in its place.
 
-    python benchmarks/torchdiffeq_suite.py CHECKOUT [--json FILE]
+    python benchmarks/torchdiffeq_suite.py CHECKOUT [--publish] [--json FILE]
 
 CHECKOUT is a clone of github.com/rtqichen/torchdiffeq. Its five test files run twice, side by side, each time in a
 process of its own: with the package of the checkout, and with ``quadjoint.torchdiffeq`` under the name ``torchdiffeq``.
 Every subtest counts, whatever its method; nothing is left out. Random numbers start from the same seed in every test.
-The tables go to standard output, the outcome of every subtest to FILE. It takes about ten minutes.
+The tables go to standard output, with ``--publish`` also to ``results`` and the first onto the page on migrating, the
+outcome of every subtest to FILE. It takes about ten minutes.
 """
 
 from __future__ import annotations
@@ -213,9 +214,19 @@ def commit(folder: Path) -> str:
     return f"{head} with changes" if changed else head
 
 
+def publish(text: str, first: str) -> None:
+    """All tables into the folder of results, the first onto its page."""
+    sys.path.insert(0, str(ROOT))
+    from benchmarks.output import RESULTS, show
+
+    (RESULTS / "torchdiffeq_suite.md").write_text(text, encoding="utf-8")
+    show("torchdiffeq_suite", first, ROOT / "docs" / "migrating.md")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="folder of a clone of torchdiffeq")
+    parser.add_argument("--publish", action="store_true", help="write the tables to be committed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcome of every subtest")
     parser.add_argument("--library", choices=LIBRARIES, help="run with this one only, in this process (no tables)")
     arguments = parser.parse_args()
@@ -229,8 +240,12 @@ def main() -> None:
         commits = {"torchdiffeq": commit(checkout), "quadjoint": commit(ROOT)}
         tests = merge(run_apart(checkout))
         result = {"commits": commits, "tests": tests}
-        print(", ".join(f"{library} at {head}" for library, head in commits.items()))
-        print("\n".join(["", by_test(tests), by_method(tests), failures(tests)]))
+        first = by_test(tests)
+        made_by = ", ".join(f"{library} at {head}" for library, head in commits.items())
+        text = "\n".join([made_by, "", first, by_method(tests), failures(tests)])
+        print(text)
+        if arguments.publish:
+            publish(text, first)
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

@@ -1,8 +1,12 @@
-"""A hook for mkdocs: tables of the reference, made from the code when the site is built, and the words of the examples.
+"""Tables of the reference, made from the code, and the words of the examples, on the pages that show them.
 
-A line ``<!-- generated: NAME -->`` of a page becomes the table of that name. What a table says in words stands here;
-which rows it has comes from the code, so that a method, an option or a figure that nobody described stops the build.
-A line ``<!-- printed: NAME -->`` becomes what that example printed when its picture was made.
+    python docs/generated.py
+
+writes them into the pages: between ``<!-- generated: NAME -->`` and ``<!-- /generated -->`` the table of that name,
+between ``<!-- printed: NAME -->`` and ``<!-- /printed -->`` what that example printed when its picture was made. What a
+table says in words stands here; which rows it has comes from the code, so that a method, an option or a figure that
+nobody described is an error. As a hook of mkdocs the same is done for the site, and a test looks whether the pages are
+as they should be.
 """
 
 from __future__ import annotations
@@ -37,7 +41,11 @@ ARGUMENTS = {
     "y0": ("", "state at `t[0]`: a tensor of any shape, or tensors in tuples, lists, dicts, nested in any way"),
     "t": ("", "times, `(K,)`, increasing or decreasing; or `(B, K)`: times of each sample, padded with NaN"),
     "method": ('"dopri5"', "a name of the table above, a `ButcherTableau` or a `Stepper` of your own"),
-    "rtol": ("1e-3", "relative tolerance: a number, or one per tensor in the structure of the state"),
+    "rtol": (
+        "1e-3",
+        "relative tolerance: a number, or a tensor that broadcasts against the state; for a state of several tensors "
+        "also one of these for each, in its structure",
+    ),
     "atol": ("1e-6", "absolute tolerance, likewise"),
     "gradient": ('"auto"', "how to differentiate: see [Which gradient](which-gradient.md)"),
     "options": ("None", "options of the method: the tables below"),
@@ -50,9 +58,17 @@ ARGUMENTS = {
 
 # By kind of method: name, default, what it does.
 OPTIONS = {
-    "norm": ("root mean square", "size of an error: a function of the state’s structure"),
+    "norm": (
+        "root mean square",
+        "size of an error: a function of the state’s structure; with `independent=True` of that of one sample, without "
+        "the dimension of the batch, under `torch.func.vmap`",
+    ),
     "dtype": ("", "accepted for torchdiffeq’s sake; times are float64 on the host in any case"),
-    "max_num_steps": ("100,000", "steps after which a solve is given up; unlimited on a grid up to a last time"),
+    "max_num_steps": (
+        "100,000",
+        "attempted steps, rejected ones included, after which a solve is given up; unlimited on a grid up to a last "
+        "time",
+    ),
     "first_step": ("chosen", "length of the first step"),
     "safety": ("0.9", "the part of the longest admissible step that is taken"),
     "ifactor": ("10", "a step is at most so many times as long as the one before"),
@@ -69,9 +85,9 @@ OPTIONS = {
     "step_size": ("", "length of the steps of a fixed grid; without it, the grid is `t`"),
     "grid_constructor": ("", "`grid_constructor(f, y0, t)` returns the grid"),
     "interp": (
-        '"cubic"; "quartic"',
-        'between steps: `"linear"` or `"cubic"` on a grid; for dopri5 and tsit5 `"quartic"`, or `"quintic"` with more '
-        "evaluations",
+        '"cubic"; of order 1 "linear"; dopri5, tsit5 "quartic"',
+        'between steps: `"linear"` or `"cubic"` on a grid, where for implicit methods of higher order the latter is '
+        'their own polynomial; for dopri5 and tsit5 `"quartic"`, or `"quintic"` with more evaluations',
     ),
     "perturb": ("False; True with `jump_t`", "evaluate f just inside of a step, not at its ends, where it may jump"),
     "max_order": ("12", "order of the corrector; the explicit method has one less"),
@@ -218,11 +234,23 @@ def printed(name: str) -> str:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Called by mkdocs for every page."""
+    """A page with its tables and words made anew; called by mkdocs for every page."""
     makers = {"generated": lambda name: TABLES[name](), "printed": printed}
     return re.sub(
-        r"^<!-- (generated|printed): (\w+) -->$",
-        lambda found: makers[found[1]](found[2]),
+        r"^(<!-- (generated|printed): (\w+) -->)\n.*?^(<!-- /\2 -->)$",
+        lambda found: f"{found[1]}\n\n{makers[found[2]](found[3])}\n\n{found[4]}",
         markdown,
-        flags=re.MULTILINE,
+        flags=re.MULTILINE | re.DOTALL,
     )
+
+
+def main() -> None:
+    for page in Path(__file__).parent.glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        if (made := on_page_markdown(text)) != text:
+            page.write_text(made, encoding="utf-8")
+            print(page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,8 @@
 """Augmented neural ODEs: what a flow of the plane cannot separate, a flow of space can.
 
 A disc inside a ring: the flow of an ODE in the plane is a continuous deformation of it and cannot pull the disc out of
-the ring: it opens a channel through the ring instead, gets the points in the channel wrong, and the solver pays for
-the strong deformation. One more dimension, filled with zeros, gives room to lift the disc (Dupont et al. 2019).
+the ring: it opens a channel through the ring instead, and is wrong about whatever lies in that channel. One more
+dimension, filled with zeros, gives room to lift the disc (Dupont et al. 2019).
 
     python examples/augmented.py [--quick]
 """

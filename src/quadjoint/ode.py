@@ -62,7 +62,8 @@ def odeint(
             (rows may be padded with NaN), in which case f receives t shaped to broadcast against y.
         method: "dopri5", "tsit5", "dopri8", "bosh3", "rk4" and others, see ``quadjoint.METHODS``; a `ButcherTableau`,
             or a `Stepper` of your own.
-        rtol, atol: tolerances of adaptive methods, numbers or, in the structure of the state, one per tensor.
+        rtol, atol: tolerances of adaptive methods: numbers, or tensors that broadcast against the state; for a state
+            of several tensors also one of these for each, in its structure.
         gradient: "auto", "direct", "discrete", "gq", "gq-paper", "adjoint", "seminorm", "reversible" or an object.
         options: of the method, named as in torchdiffeq; ``event_tol`` is the accuracy of an event's time, relative to
             the step in which it lies.

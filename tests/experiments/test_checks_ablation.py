@@ -40,6 +40,9 @@ def test_more_cosines_pay_little():
     assert check(records((0.60, 0.06), (1.0, 1.5))).verdict is DISAGREES
     worse = check(records((0.05, 0.10), (1.0, 4.0)))
     assert worse.verdict is AGREES
+    falls = pays_little(Series("cosines", "cosines", ("final", "test_kl"), "a"), (5, 50), falls=True)
+    assert falls(records((0.07, 0.06), (1.0, 4.0))).verdict is AGREES
+    assert falls(records((0.05, 0.10), (1.0, 4.0))).verdict is OPEN  # nothing falls
     assert "TEST_KL" not in worse.words and "KL of a larger by a factor of 2.00" in worse.words
     assert check([r for r in records((0.07, 0.06), (1.0, 4.0)) if r["config"]["method"] == "a"]).verdict is MISSING
     assert check([]).verdict is MISSING

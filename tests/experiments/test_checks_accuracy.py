@@ -9,7 +9,9 @@ from quadjoint.experiments.claims.checks_accuracy import (
     different_errors,
     larger_errors,
     learnt_well,
+    less_error,
     most_accurate,
+    near,
     order,
     same_gradients,
 )
@@ -44,6 +46,31 @@ def test_errors_that_differ_do_so_at_each_tolerance():
     assert check([*loose, toy("x", 1e-6, 1e-6), toy("y", 3e-6, 1e-6)]).verdict is AGREES
     assert check([*loose, toy("x", 1e-6, 1e-6), toy("y", 1e-6, 1e-6)]).verdict is DISAGREES
     assert check([]).verdict is MISSING
+    crossed = [run("x", result={"errors": {"a": [1e-3, 2e-3]}}, rtol=1e-3)]
+    crossed += [run("y", result={"errors": {"a": [2e-3, 1e-3]}}, rtol=1e-3)]  # apart, equal in the geometric mean
+    assert check(crossed).verdict is AGREES
+
+
+def test_gradients_whose_errors_are_small_are_near_each_other():
+    def toy(method: str, errors: list[float]) -> dict:
+        return run(method, result={"errors": {"a": errors}}, rtol=1e-3)
+
+    check = near("x", "y", 10.0, ("a",))
+    finding = check([toy("x", [1e-3, 2e-3]), toy("y", [2e-3, 2e-3])])
+    assert finding.verdict is AGREES and "at most 0.0040 at rtol 0.001" in finding.words
+    assert check([toy("x", [6e-3]), toy("y", [7e-3])]).verdict is OPEN  # perhaps of opposite signs
+    assert check([toy("x", [1e-3]), toy("y", [2e-2])]).verdict is DISAGREES
+    assert check([toy("x", [1e-3])]).verdict is MISSING
+
+
+def test_a_smaller_error_is_smaller_at_every_width():
+    def errors(method: str, found: list[float], width: int = 10) -> list[dict]:
+        return [run(method, seed=k, width=width, result={"gradient_error": e}) for k, e in enumerate(found)]
+
+    check, records = less_error("x", "y"), errors("x", [1e-3, 2e-3]) + errors("y", [2e-3, 4e-3])
+    assert check(records).verdict is AGREES
+    assert check(records + errors("x", [3.0, 3.1], 20) + errors("y", [1.0, 1.0], 20)).verdict is DISAGREES
+    assert check(errors("x", [1e-3])).verdict is MISSING
 
 
 def test_gradients_from_the_same_weights_are_compared_at_every_width():

@@ -27,7 +27,7 @@ def test_evaluations_of_the_backward_pass():
     half = evaluations("adjoint", 0.375, 0.625)
     assert half(counted("adjoint", [10, 11, 9])).verdict is AGREES
     finding = half(counted("adjoint", [20, 22, 18]))
-    assert finding.verdict is DISAGREES and finding.words.startswith("1.00 (0.752 to 1.25) of the forward ones")
+    assert finding.verdict is DISAGREES and finding.words.startswith("1.00 (0.752 to 1.25) times as many as forwards")
     assert half(counted("adjoint", [20, 2, 8])).verdict is OPEN
     assert half([]).verdict is MISSING
     assert evaluations("gq-paper", 0.15, 0.375)(counted("gq-paper", [5, 5, 5], nodes=2)).verdict is AGREES
@@ -40,6 +40,8 @@ def test_evaluations_of_the_backward_pass():
     assert fifth(counted("gq-paper", [5, 5], nodes=9) + counted("adjoint", [10, 10])).verdict is DISAGREES
     fewer = fewer_evaluations("seminorm", "adjoint", 0.3, 0.8)
     assert fewer(counted("seminorm", [10, 11]) + counted("adjoint", [20, 22])).verdict is AGREES
+    finding = fewer(counted("seminorm", [20, 24]) + counted("adjoint", [20, 20]))
+    assert finding.verdict is OPEN and finding.words.endswith("times as many as adjoint")
     assert fewer(counted("seminorm", [20, 22]) + counted("adjoint", [20, 22])).verdict is DISAGREES
     assert fewer([]).verdict is MISSING
 
@@ -49,6 +51,11 @@ def test_memory_is_counted_without_noise():
     records += [run("b", result={"peak_memory": 3 * 2**20, "seconds_per_gradient": 1.0})]
     assert leaner("a", "b")(records).words == "peak at width 10: a 1.00 MiB, b 3.00 MiB"
     assert [leaner(*pair)(records).verdict for pair in ("ab", "ba", "ac")] == [AGREES, DISAGREES, MISSING]
+    wider = [
+        run(m, width=90, result={"peak_memory": peak, "seconds_per_gradient": 1.0}) for m, peak in (("a", 5), ("b", 4))
+    ]
+    finding = leaner("a", "b")(records + wider)
+    assert finding.verdict is OPEN and finding.words.endswith("less at 1 of 2 widths")
     growing, flat = run("a", result={"peak_memory": [10, 40]}), run("b", result={"peak_memory": [10, 11]})
     checks = [constant_memory(m)([growing, flat]).verdict for m in "abc"]
     assert checks == [DISAGREES, AGREES, MISSING]

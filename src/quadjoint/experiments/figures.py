@@ -79,7 +79,7 @@ def integration(records: Records) -> Drawing | None:
     ax.margins(x=0.12)
     return Drawing(
         figure,
-        "The integral in the gradient of a small network, by rules with more and more points. Newton and Cotes’ "
+        "The integral in the gradient of a small network, by rules with more and more points. Newton–Cotes "
         "rules fall with a fixed power, Gauss-Legendre quadrature faster than any power, Monte Carlo (root mean "
         "square of 16 draws) with the square root.",
     )

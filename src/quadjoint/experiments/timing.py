@@ -127,7 +127,7 @@ def environment() -> dict[str, Any]:
     """Versions, commit and machine, as they go into every record."""
     return {
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),

@@ -7,7 +7,9 @@ import math
 import statistics
 from collections.abc import Callable
 
-from quadjoint.experiments.records import CLOCK, Records, by, of_study, value, where, with_solutions
+from quadjoint.experiments.claims.checks_time import as_ratio
+from quadjoint.experiments.claims.checks_training import by_seed
+from quadjoint.experiments.records import CLOCK, WIDTHS, Records, by, of_study, value, where, with_solutions
 from quadjoint.experiments.verdicts import (
     UNKNOWN,
     Check,
@@ -16,8 +18,8 @@ from quadjoint.experiments.verdicts import (
     Verdict,
     above,
     all_of,
+    below,
     interval,
-    negated,
     plain,
     short,
     within,
@@ -42,6 +44,24 @@ def same_gradients(methods: tuple[str, ...], limit: float) -> Check:
     return check
 
 
+def less_error(first: str, second: str) -> Check:
+    """One gradient of the first method has a smaller error than one of the second, seed by seed, at every width."""
+
+    def check(records: Records) -> Finding:
+        verdicts, words = [], []
+        for (width,), here in by(of_study(records, WIDTHS), "width").items():
+            one, other = (by_seed(where(here, method=m), "gradient_error") for m in (first, second))
+            logs = [math.log(other[seed] / one[seed]) for seed in sorted(set(one) & set(other)) if one[seed] > 0]
+            if logs:
+                verdicts.append(above(interval(logs), 0.0))
+                words.append(f"{as_ratio(interval(logs))} at width {width}")
+        if not verdicts:
+            return UNKNOWN
+        return Finding(all_of(verdicts), f"{second}’s error over {first}’s: {', '.join(words)}")
+
+    return check
+
+
 def learnt_well(method: str, mean: float, deviation: float) -> Check:
     """At the times shown, the learnt samples' mean is less than a part of the true deviation away, and their deviation
     less than a part of itself. Of the run that the figure shows."""
@@ -62,38 +82,61 @@ def learnt_well(method: str, mean: float, deviation: float) -> Check:
 # The exponential, whose gradients are known: solves are exact computations, the spread is over end times ----
 
 
-def log_errors(records: Records, first: str, second: str, of: str) -> Interval | None:
-    """The logarithm of the first method's error over the second's, over the end times of one tolerance."""
+def _both_errors(records: Records, first: str, second: str, of: str) -> list[tuple[float, float]]:
+    """The two methods' errors at the end times of one tolerance; nothing if one of them did not run."""
     pair = [next((r["result"]["errors"][of] for r in where(records, method=m)), None) for m in (first, second)]
-    if pair[0] is None or pair[1] is None:
-        return None
-    logs = [math.log(a / b) for a, b in zip(*pair, strict=True) if a > 0 and b > 0]
-    return interval(logs) if logs else None
+    return [] if pair[0] is None or pair[1] is None else list(zip(*pair, strict=True))
+
+
+def _log_errors(records: Records, first: str, second: str, of: str) -> list[float]:
+    """Logarithms of the first method's error over the second's."""
+    return [math.log(a / b) for a, b in _both_errors(records, first, second, of) if a > 0 and b > 0]
+
+
+def near(first: str, second: str, times: float, of: tuple[str, ...]) -> Check:
+    """Two methods' gradients are apart by less than so many times the relative tolerance, at every end time.
+
+    They are apart by at least the difference and at most the sum of their errors.
+    """
+
+    def check(records: Records) -> Finding:
+        verdicts, words = [], []
+        for setting, part in _tolerances(records, (first, second)):
+            pairs = [pair for name in of for pair in _both_errors(part, first, second, name)]
+            if pairs:
+                least, most = max(abs(a - b) for a, b in pairs), max(a + b for a, b in pairs)
+                apart = Interval((least + most) / 2, (most - least) / 2)
+                verdicts.append(below(apart, times * part[0]["config"]["rtol"]))
+                words.append(f"at most {plain(most)} at {setting}")
+        if not verdicts:
+            return UNKNOWN
+        return Finding(all_of(verdicts), f"{first}’s and {second}’s are apart by {'; '.join(words)}")
+
+    return check
 
 
 def close_errors(first: str, second: str, factor: float, of: tuple[str, ...] = ("a",)) -> Check:
     """Two methods' errors of quantities differ by at most a factor, on average over end times, at each tolerance."""
-    return _errors(first, second, of, lambda found: within(found, -math.log(factor), math.log(factor)))
+    return _errors(first, second, of, lambda logs: within(interval(logs), -math.log(factor), math.log(factor)))
 
 
 def different_errors(first: str, second: str, factor: float, of: tuple[str, ...] = ("a",)) -> Check:
-    """Two methods' errors differ by more than a factor, at each tolerance."""
-    return _errors(first, second, of, lambda found: negated(within(found, -math.log(factor), math.log(factor))))
+    """Two methods' errors differ by more than a factor, whichever is larger, on average over end times."""
+    return _errors(first, second, of, lambda logs: above(interval(map(abs, logs)), math.log(factor)))
 
 
 def larger_errors(first: str, second: str, of: tuple[str, ...]) -> Check:
     """The first method's errors of the gradients are larger than the second's, at each tolerance."""
-    return _errors(first, second, of, lambda found: above(found, 0.0))
+    return _errors(first, second, of, lambda logs: above(interval(logs), 0.0))
 
 
-def _errors(first: str, second: str, of: tuple[str, ...], judge: Callable[[Interval], Verdict]) -> Check:
+def _errors(first: str, second: str, of: tuple[str, ...], judge: Callable[[list[float]], Verdict]) -> Check:
     def check(records: Records) -> Finding:
         verdicts, words = [], []
         for setting, part in _tolerances(records, (first, second)):
-            every = {name: log_errors(part, first, second, name) for name in of}
-            known = {name: found for name, found in every.items() if found is not None}
-            verdicts += [judge(found) for found in known.values()]
-            factors = [f"{_factor(found)} for {_quantity(name)}" for name, found in known.items()]
+            known = {name: logs for name in of if (logs := _log_errors(part, first, second, name))}
+            verdicts += [judge(logs) for logs in known.values()]
+            factors = [f"{as_ratio(interval(logs))} for {_quantity(name)}" for name, logs in known.items()]
             words += [f"at {setting}: {', '.join(factors)}"] if known else []
         if not verdicts:
             return UNKNOWN
@@ -110,10 +153,6 @@ def _tolerances(records: Records, methods: tuple[str, str]) -> list[tuple[str, R
         with_c = "".join(f", C = {short(number)}" for number in c if number)
         named.append((f"rtol {short(rtol)}{with_c}", part))
     return named
-
-
-def _factor(found: Interval) -> str:
-    return plain(math.exp(found.middle), 3)
 
 
 def _quantity(name: str) -> str:

@@ -37,7 +37,8 @@ def evaluations(method: str, low: float, high: float, *, of: str = "backward_eva
         if not shares:
             return UNKNOWN
         share = interval(shares)
-        return Finding(within(share, low, high), f"{ranged(share)} of the forward ones, over {len(shares)} runs")
+        words = f"{ranged(share)} times as many as forwards, over {len(shares)} runs"
+        return Finding(within(share, low, high), words)
 
     return check
 
@@ -53,8 +54,10 @@ def fewer_evaluations(first: str, second: str, low: float, high: float, *, of: s
         if not saved:
             return UNKNOWN
         found = interval(saved)
-        shown = Interval(100 * found.middle, 100 * found.half)
-        return Finding(within(found, low, high), f"{first} needs {ranged(shown)} % fewer than {second}")
+        words = f"{ranged(Interval(100 * found.middle, 100 * found.half))} % fewer than"
+        if found.low < 0:  # nobody says that one needs -1 % fewer
+            words = f"{ranged(Interval(1 - found.middle, found.half))} times as many as"
+        return Finding(within(found, low, high), f"{first} needs {words} {second}")
 
     return check
 
@@ -68,7 +71,10 @@ def _by_cell(records: Records, of: str) -> dict[tuple[int, int], float]:
 
 
 def leaner(first: str, second: str) -> Check:
-    """At the largest width, one gradient of the first method needs less memory than one of the second."""
+    """At every width, one gradient of the first method needs less memory than one of the second.
+
+    If widths differ it is open.
+    """
 
     def check(records: Records) -> Finding:
         peaks: dict[str, dict[int, float]] = {first: {}, second: {}}
@@ -79,9 +85,13 @@ def leaner(first: str, second: str) -> Check:
         widths = sorted(set(peaks[first]) & set(peaks[second]))
         if not widths:
             return UNKNOWN
-        a, b = (peaks[m][widths[-1]] / 2**20 for m in (first, second))
-        words = f"peak at width {widths[-1]}: {first} {plain(a, 3)} MiB, {second} {plain(b, 3)} MiB"
-        return Finding(Verdict.AGREES if a < b else Verdict.DISAGREES, words)
+        less = {width: peaks[first][width] < peaks[second][width] for width in widths}
+        ends = dict.fromkeys((widths[0], widths[-1]))
+        pairs = [", ".join(f"{m} {plain(peaks[m][w] / 2**20, 3)} MiB" for m in (first, second)) for w in ends]
+        words = "peak " + "; ".join(f"at width {width}: {pair}" for width, pair in zip(ends, pairs, strict=True))
+        if len(set(less.values())) > 1:
+            return Finding(Verdict.UNDECIDED, f"{words}; less at {sum(less.values())} of {len(widths)} widths")
+        return Finding(Verdict.AGREES if all(less.values()) else Verdict.DISAGREES, words)
 
     return check
 

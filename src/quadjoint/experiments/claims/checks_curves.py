@@ -65,7 +65,8 @@ def matching_curves(curve: str, methods: tuple[str, ...], part: float) -> Check:
                 verdicts.append(Verdict.UNDECIDED)
                 words.append(f"{method} not trained")
         epochs = len(next(iter(every[THEIRS].values())))
-        text = f"width {width}, {epochs} epochs, away from {THEIRS} in parts of the first value: {', '.join(words)}"
+        text = f"mean distance from {THEIRS}’s curve over its first value, at width {width}, {epochs} epochs: "
+        text += ", ".join(words)
         return Finding(all_of(verdicts), text)
 
     return check
@@ -98,6 +99,9 @@ def _mean_curve(curves: Curves) -> list[float]:
 
 
 def _percent(found: Interval) -> str:
+    """With the interval if it is wide: then that decides."""
+    if found.middle < found.half < math.inf:
+        return f"{plain(100 * found.middle)} % (up to {plain(100 * found.high)} %)"
     return f"{plain(100 * found.middle)} %"
 
 

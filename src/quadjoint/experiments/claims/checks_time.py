@@ -16,7 +16,6 @@ from quadjoint.experiments.records import (
     of_study,
     repeated_seconds,
     step_seconds,
-    timed_study,
     value,
     where,
 )
@@ -88,11 +87,12 @@ def runs_by_seed(records: Records) -> dict[int, Record]:
 
 
 def as_ratio(found: Interval) -> str:
-    """A logarithm as a ratio, in words."""
+    """A logarithm as a ratio, in words; alone if no spread is seen in its digits."""
+    middle = plain(math.exp(found.middle), 3)
     if not math.isfinite(found.half):
-        return f"{plain(math.exp(found.middle), 3)} (one measurement)"
-    low, high = math.exp(found.low), math.exp(found.high)
-    return f"{plain(math.exp(found.middle), 3)} ({plain(low, 3)} to {plain(high, 3)})"
+        return f"{middle} (one measurement)"
+    low, high = (plain(math.exp(end), 3) for end in (found.low, found.high))
+    return middle if low == middle == high else f"{middle} ({low} to {high})"
 
 
 def widths_of(records: Records, *methods: str) -> list[int]:
@@ -141,10 +141,10 @@ def similar_times(methods: tuple[str, ...], factor: float) -> Check:
     return check
 
 
-def growth(first: str, second: str, *, least: int = LARGE) -> Check:
+def growth(first: str, second: str, *, least: int = LARGE, factor: float = FASTER) -> Check:
     """The first method's time grows less with the width than the second's, from the smallest to the largest width.
 
-    The largest must be ``least`` or more.
+    The ratio of the times grows by the ``factor`` or more, and the largest width must be ``least`` or more.
     """
 
     def check(records: Records) -> Finding:
@@ -156,9 +156,34 @@ def growth(first: str, second: str, *, least: int = LARGE) -> Check:
         if low is None or high is None:
             return UNKNOWN
         words = f"{second} over {first}: {as_ratio(low)} at width {widths[0]}, {as_ratio(high)} at width {widths[-1]}"
-        return Finding(above(high - low, math.log(FASTER)), words)
+        return Finding(above(high - low, math.log(factor)), words)
 
     return check
+
+
+def grows_more(first: str, second: str, *, least: int = LARGE) -> Check:
+    """From the smallest to the largest width, a step of the first method becomes longer by more seconds."""
+
+    def check(records: Records) -> Finding:
+        chosen = timed(records)
+        widths = widths_of(chosen, first, second)
+        if len(widths) < 2 or widths[-1] < least:
+            return UNKNOWN
+        longer = {}
+        for method in (first, second):
+            small, large = (_seconds(where(chosen, width=w, method=method)) for w in (widths[0], widths[-1]))
+            longer[method] = large - small
+        words = " and ".join(f"{method} by {ranged(found)} s" for method, found in longer.items())
+        words = f"from width {widths[0]} to {widths[-1]} a step becomes longer: {words}"
+        return Finding(above(longer[first] - longer[second], 0.0), words)
+
+    return check
+
+
+def _seconds(records: Records) -> Interval:
+    """Seconds of a step: of the clock over its turns, of training over seeds."""
+    turns = [seconds for record in records for seconds in repeated_seconds(record)]
+    return interval(turns or [seconds for record in records if (seconds := step_seconds(record))])
 
 
 def shrinks(first: str, second: str, batches: tuple[int, int], *, least: int = 0) -> Check:
@@ -254,23 +279,3 @@ def _slopes(records: Records) -> list[float]:
         statistics.linear_regression(logs, [math.log(max(t, 1e-12)) for t in turn]).slope
         for turn in zip(*times, strict=False)
     ]
-
-
-def irregular_cost(first: str, second: str, method: str, limit: float) -> Check:
-    """One spacing of times costs more than another, by at least the factor ``limit``, with 10 and with 50 times."""
-
-    def check(records: Records) -> Finding:
-        verdicts, words = [], []
-        study = timed_study(records, "regularity")
-        alike = list(by(study, "method", "times", "spacing").values())
-        for times in (10, 50):
-            here = where(study, times=times, method=method)
-            found = time_ratio(where(here, spacing=first), where(here, spacing=second), alike)
-            if found is not None:
-                verdicts.append(above(found, math.log(limit)))
-                words.append(f"{times} times: {as_ratio(found)}")
-        if not verdicts:
-            return UNKNOWN
-        return Finding(all_of(verdicts), f"{method}, {second} over {first}, {'; '.join(words)}")
-
-    return check

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quadjoint.experiments.claims.checks_accuracy import same_gradients
+from quadjoint.experiments.claims.checks_accuracy import less_error, same_gradients
 from quadjoint.experiments.claims.checks_cost import evaluations, fewer_evaluations, leaner
 from quadjoint.experiments.claims.checks_curves import matching_curves, sooner
 from quadjoint.experiments.claims.checks_time import LARGE, faster, growth, similar_times
@@ -45,11 +45,15 @@ def large_models(small: tuple[str, ...] = ADJOINTS) -> list[Claim]:
         Claim(
             "Direct backpropagation needs more memory than the adjoint.",
             leaner("adjoint", "direct"),
-            "peak of one gradient, at the largest width",
+            "peak of one gradient, at every width",
         ),
-        Claim("All methods have the same gradients.", same_gradients(ADJOINTS, 0.01), GRADIENTS),
         Claim(f"With few parameters, {few} take similar times.", similar_times(small, 4 / 3), SMALL),
     ]
+
+
+def equal_gradients(statement: str) -> Claim:
+    """The paper infers it from equal errors or curves of time series, and not of nested spheres."""
+    return Claim(statement, same_gradients(ADJOINTS, 0.01), GRADIENTS)
 
 
 def loss_curves(loss: str) -> list[Claim]:
@@ -88,9 +92,9 @@ def numbers_of_evaluations() -> list[Claim]:
             "0.075 to 0.15, as the number of nodes is rounded up; without runs that reach 64 nodes",
         ),
         Claim(
-            "GQ evaluates the parameters’ integrand a fifth as often as the adjoint.",
-            fewer_evaluations("gq-paper", "adjoint", 0.75, 0.85, of=nodes),
-            EXPECTED,
+            "GQ evaluates the parameters’ integrand at most a fifth as often as the adjoint.",
+            fewer_evaluations("gq-paper", "adjoint", 0.8, 1.0, of=nodes),
+            "on average over all trained runs; the paper says a fifth, and that it is likely an overestimate",
         ),
         Claim(
             "GQ evaluates the parameters’ integrand less often than the seminorm.",
@@ -102,6 +106,18 @@ def numbers_of_evaluations() -> list[Claim]:
 
 def ours() -> list[Claim]:
     """What this library's methods are there for."""
+    return [
+        *quicker(),
+        Claim(
+            "gq’s gradients are more accurate than gq-paper’s.",
+            less_error("gq", "gq-paper"),
+            "the error of one gradient with the weights enlarged as in the figure, seed by seed, at every width",
+            ours=True,
+        ),
+    ]
+
+
+def quicker() -> list[Claim]:
     return [
         Claim("gq is faster than gq-paper.", faster("gq", "gq-paper"), QUICKER, ours=True),
         Claim("discrete is faster than gq-paper.", faster("discrete", "gq-paper"), QUICKER, ours=True),

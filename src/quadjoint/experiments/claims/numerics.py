@@ -8,6 +8,7 @@ from quadjoint.experiments.claims.checks_accuracy import (
     different_errors,
     larger_errors,
     most_accurate,
+    near,
     order,
 )
 from quadjoint.experiments.claims.checks_cost import constant_memory, less_memory
@@ -26,8 +27,8 @@ def _others(rule: str) -> tuple[str, ...]:
 TOY_GRADIENT = [
     Claim(
         "GQ’s gradients are those of the adjoint.",
-        close_errors("gq-paper", "adjoint", 1.05, ("z0", "a", "T")),
-        "errors within a twentieth, on average over end times, at both tolerances",
+        near("gq-paper", "adjoint", 10.0, ("z0", "a", "T")),
+        "apart by less than ten times the relative tolerance, at every end time, at both tolerances",
     ),
     Claim(
         "GQ’s gradients are as accurate as the adjoint’s.",

@@ -231,7 +231,7 @@ def test_the_readme_says_of_the_experiments_what_their_report_says() -> None:
     assert f"Of {every} statements of the paper, {verdicts}" in readme
     assert f"its {runs} runs took {int(hours) + int(minutes) / 60:.1f} hours in sum" in readme
     fates = [ours.count(fate) for fate in ("holds", "does not hold", "cannot tell")]
-    assert "of {} statements of our own, {} hold, {} do not, and {} is left open".format(len(ours), *fates) in readme
+    assert "of {} statements of our own, {} hold, {} do not, and {} are left open".format(len(ours), *fates) in readme
 
 
 @pytest.mark.parametrize("module", ["independent", "launches", "overhead", "step_graphs", "stiff"])

@@ -55,7 +55,7 @@ def test_memory_is_counted_without_noise():
         run(m, width=90, result={"peak_memory": peak, "seconds_per_gradient": 1.0}) for m, peak in (("a", 5), ("b", 4))
     ]
     finding = leaner("a", "b")(records + wider)
-    assert finding.verdict is OPEN and finding.words.endswith("less at 1 of 2 widths")
+    assert finding.verdict is OPEN and finding.words.endswith("; a needs less at 1 of 2 widths")
     growing, flat = run("a", result={"peak_memory": [10, 40]}), run("b", result={"peak_memory": [10, 11]})
     checks = [constant_memory(m)([growing, flat]).verdict for m in "abc"]
     assert checks == [DISAGREES, AGREES, MISSING]

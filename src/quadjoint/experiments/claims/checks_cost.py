@@ -90,7 +90,8 @@ def leaner(first: str, second: str) -> Check:
         pairs = [", ".join(f"{m} {plain(peaks[m][w] / 2**20, 3)} MiB" for m in (first, second)) for w in ends]
         words = "peak " + "; ".join(f"at width {width}: {pair}" for width, pair in zip(ends, pairs, strict=True))
         if len(set(less.values())) > 1:
-            return Finding(Verdict.UNDECIDED, f"{words}; {first} needs less at {sum(less.values())} of {len(widths)} widths")
+            words += f"; {first} needs less at {sum(less.values())} of {len(widths)} widths"
+            return Finding(Verdict.UNDECIDED, words)
         return Finding(Verdict.AGREES if all(less.values()) else Verdict.DISAGREES, words)
 
     return check

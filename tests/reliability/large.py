@@ -69,7 +69,7 @@ def many_observations(gradient: str, between: Callable[[], None] = lambda: None)
 
     Backward solves that stop at every observation get a hundredth of them.
     """
-    count = OBSERVATIONS if gradient in ("direct", "discrete", "auto") else OBSERVATIONS // 100
+    count = OBSERVATIONS if gradient in ("direct", "discrete", "gq", "auto") else OBSERVATIONS // 100
     f, t = Rotation(2.0), torch.linspace(0, 1, count, dtype=torch.float64)
     y0 = torch.tensor([1.0, 0.0], dtype=torch.float64)
     method = "alf" if gradient == "reversible" else "dopri5"

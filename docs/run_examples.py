@@ -2,8 +2,8 @@
 
     python docs/run_examples.py [NAME ...]
 
-Each runs in a folder of its own with one thread; its picture and its words go to ``docs/assets/examples``. A test reads
-the numbers of the page in these words.
+Each runs in a folder of its own with one thread; its picture and its words go to ``docs/assets/examples``, the words
+onto the page as well. A test reads the numbers of the page in these words.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import generated
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "docs" / "assets" / "examples"
@@ -36,6 +38,7 @@ def main() -> None:
     for name in sys.argv[1:] or scripts:
         print(name, flush=True)
         run(scripts[name])
+    generated.main()
 
 
 if __name__ == "__main__":

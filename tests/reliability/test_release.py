@@ -43,7 +43,10 @@ def test_every_link_of_the_readme_is_a_whole_address():
 
 def test_links_of_the_readme_to_this_repository_lead_to_what_is_in_it():
     targets = re.findall(rf"{re.escape(HOME)}/(blob|tree)/main/([^\s)]+)", README)
-    assert len(targets) > 10 and README.count(HOME) == len(targets)
+    assert len(targets) > 10 and README.count(HOME) == len(targets) + README.count(f"git clone {HOME} ")
+    targets += [
+        ("blob", path) for path in re.findall(r"raw\.githubusercontent\.com/[^/]+/[^/]+/main/([^\s\")]+)", README)
+    ]
     for kind, path in targets:
         place = ROOT / path.partition("#")[0]
         assert place.is_file() if kind == "blob" else place.is_dir(), path

@@ -44,6 +44,7 @@ class Block:
     slow: bool
     output: bool
     numbers: bool
+    printed: bool  # by an example, elsewhere
 
 
 def blocks(page: Path) -> list[Block]:
@@ -53,7 +54,9 @@ def blocks(page: Path) -> list[Block]:
         remarks, language, text = match.groups()
         needs = re.search(r"needs: (\w+)", remarks)
         line = source.count("\n", 0, match.start(3)) + 1
-        flags = ["slow" in remarks, "output" in remarks, "but for numbers" not in remarks]
+        before = source[: match.start()]
+        printed = before.rfind("<!-- printed: ") > before.rfind("<!-- /printed -->")
+        flags = ["slow" in remarks, "output" in remarks, "but for numbers" not in remarks, printed]
         found.append(Block(language, text, line, needs and needs[1], *flags))
     return found
 
@@ -206,8 +209,9 @@ def test_the_reference_has_every_method_argument_option_and_figure() -> None:
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=name)
 def test_code_fits_a_narrow_column(page: Path) -> None:
+    """The words of the examples, which are folded, may be wider."""
     for block in blocks(page):
-        if block.language in ("python", "sh"):
+        if block.language != "math" and not block.printed:
             assert max((len(line) for line in block.text.splitlines()), default=0) <= 80, f"line {block.line}"
 
 

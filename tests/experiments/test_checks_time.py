@@ -214,7 +214,7 @@ def test_settings_of_an_ablation_are_compared_turn_by_turn_if_the_clock_has_them
     ]
     assert check(disturbed).verdict is DISAGREES
     assert check(disturbed + kinds(5.0)).verdict is AGREES
-    assert "10 times: 5.00" in check(kinds(5.0)).words
+    assert "10 times: 5.00; 50 times: 5.00" in check(kinds(5.0)).words
 
 
 def test_irregular_times_cost_more():

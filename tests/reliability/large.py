@@ -6,8 +6,6 @@ import contextlib
 import json
 import math
 import os
-import resource
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor
 
 import quadjoint as qj
-from reliability.load import good
+from reliability.load import good, memory
 
 STEPS, OBSERVATIONS, NUMBERS = 10_000, 100_000, 10_000_000
 
@@ -119,16 +117,7 @@ def _measured(solve: Solve, gradient: str) -> Figures:
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # the peak so far is forgotten
     kept: list[int] = []
-    before, clock = _memory("VmRSS"), time.perf_counter()
-    count, error = solve(gradient, lambda: kept.append(_memory("VmRSS")))
+    before, clock = memory("VmRSS"), time.perf_counter()
+    count, error = solve(gradient, lambda: kept.append(memory("VmRSS")))
     seconds = time.perf_counter() - clock
-    return Figures(count, error, seconds, kept[0] - before, _memory("VmHWM") - before)
-
-
-def _memory(name: str) -> int:
-    """Bytes of this process that are resident, VmRSS, or were at most, VmHWM; the latter if there is no /proc."""
-    try:
-        with open("/proc/self/status") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{name}:"))
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return Figures(count, error, seconds, kept[0] - before, memory("VmHWM") - before)

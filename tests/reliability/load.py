@@ -24,12 +24,12 @@ def live_tensors() -> int:
     return sum(1 for x in gc.get_objects() if issubclass(type(x), Tensor))
 
 
-def resident_bytes() -> int:
-    """Memory of this process but for pages of files, which the system may take back; its peak if there is no /proc."""
+def memory(name: str) -> int:
+    """Bytes of this process as the system has them under a name: VmRSS are resident, RssAnon those of them that are no
+    pages of files, which the system may take back, VmHWM were resident at most; the latter if there is no /proc."""
     try:
-        with open("/proc/self/statm") as file:
-            _, resident, shared, *_ = map(int, file.read().split())
-            return (resident - shared) * resource.getpagesize()
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{name}:"))
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
@@ -89,10 +89,10 @@ def growth(run: Callable[[], None], count: int, warm_up: int = 5) -> tuple[int, 
         run()
     with only_new_objects():
         run()  # what the last run keeps alive (a gradient, a remembered state) is counted on both sides
-        tensors, before = live_tensors(), resident_bytes()
+        tensors, before = live_tensors(), memory("RssAnon")
         for _ in range(count):
             run()
-        return live_tensors() - tensors, resident_bytes() - before
+        return live_tensors() - tensors, memory("RssAnon") - before
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quadjoint.experiments import store
@@ -145,22 +145,23 @@ def _spread(records: Records, *path: str) -> str:
     return spread([number for number in found if number is not None])
 
 
+def _clock_cells(results: store.Results) -> Iterator[tuple[str, Records]]:
+    """What the clock timed, task by task and size by size, each with its label."""
+    for task in TASKS:
+        for (dataset, batch, width), group in by_size(of_study(of_experiment(results, task), CLOCK)).items():
+            yield size_label(task, dataset, batch, width), group
+
+
 def authors_table(results: store.Results) -> Table | None:
     """What the authors' GQ gains over their adjoint, and ours over ours; None if theirs did not run."""
     rows: list[Sequence[object]] = []
-    for task in TASKS:
-        cells = by_size(of_study(of_experiment(results, task), CLOCK))
-        for (dataset, batch, width), group in cells.items():
-            theirs, ours = log_ratio(group, "paper:gq", "paper:adjoint"), log_ratio(group, "gq-paper", "adjoint")
-            quicker = log_ratio(group, "gq-paper", "paper:gq")
-            adjoint = log_ratio(group, "adjoint", "paper:adjoint")
-            if quicker is not None:
-                rows.append(
-                    (
-                        size_label(task, dataset, batch, width),
-                        *("–" if found is None else as_ratio(found) for found in (theirs, ours, quicker, adjoint)),
-                    )
-                )
+    for label, group in _clock_cells(results):
+        theirs, ours = log_ratio(group, "paper:gq", "paper:adjoint"), log_ratio(group, "gq-paper", "adjoint")
+        quicker = log_ratio(group, "gq-paper", "paper:gq")
+        adjoint = log_ratio(group, "adjoint", "paper:adjoint")
+        if quicker is not None:
+            ratios = ("–" if found is None else as_ratio(found) for found in (theirs, ours, quicker, adjoint))
+            rows.append((label, *ratios))
     head = ("task", "their adjoint / their GQ", "our adjoint / gq-paper", "their GQ / gq-paper", "their adjoint / ours")
     caption = "Times of the authors’ own code and of the same methods here, in turns from the same weights."
     return (caption, head, rows) if rows else None
@@ -182,8 +183,7 @@ def authors_gain(results: store.Results) -> str:
 
 def _range(results: store.Results, first: str, second: str) -> str:
     """The second method's time over the first's, from the smallest to the largest of all tasks and sizes."""
-    cells = [by_size(of_study(of_experiment(results, task), CLOCK)).values() for task in TASKS]
-    logs = [found.middle for groups in cells for group in groups if (found := log_ratio(group, first, second))]
+    logs = [found.middle for _, group in _clock_cells(results) if (found := log_ratio(group, first, second))]
     ends = dict.fromkeys(plain(math.exp(end)) for end in (min(logs), max(logs))) if logs else ()
     return " to ".join(ends)
 

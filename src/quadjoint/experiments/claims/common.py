@@ -118,6 +118,7 @@ def ours() -> list[Claim]:
 
 
 def quicker() -> list[Claim]:
+    """Times of this library's methods."""
     return [
         Claim("gq is faster than gq-paper.", faster("gq", "gq-paper"), QUICKER, ours=True),
         Claim("discrete is faster than gq-paper.", faster("discrete", "gq-paper"), QUICKER, ours=True),

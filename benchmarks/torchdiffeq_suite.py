@@ -28,6 +28,7 @@ from typing import Any
 FILES = ("api_tests", "event_tests", "gradient_tests", "norm_tests", "odeint_tests")
 LIBRARIES = ("torchdiffeq", "quadjoint")
 ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "migrating.md"
 
 # A test is {"test": its name, "parts": [...]}; a part is {"parameters": those of subTest, or None for what a test does
 # outside of subtests, "failure": the first line of the exception or None}.
@@ -214,15 +215,6 @@ def commit(folder: Path) -> str:
     return f"{head} with changes" if changed else head
 
 
-def publish(text: str, first: str) -> None:
-    """All tables into the folder of results, the first onto its page."""
-    sys.path.insert(0, str(ROOT))
-    from benchmarks.output import RESULTS, show
-
-    (RESULTS / "torchdiffeq_suite.md").write_text(text, encoding="utf-8")
-    show("torchdiffeq_suite", first, ROOT / "docs" / "migrating.md")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="folder of a clone of torchdiffeq")
@@ -243,9 +235,13 @@ def main() -> None:
         first = by_test(tests)
         made_by = ", ".join(f"{library} at {head}" for library, head in commits.items())
         text = "\n".join([made_by, "", first, by_method(tests), failures(tests)])
-        print(text)
         if arguments.publish:
-            publish(text, first)
+            sys.path.insert(0, str(ROOT))
+            from benchmarks.output import RESULTS, publish
+
+            publish("torchdiffeq_suite", tests, text, RESULTS, PAGE, excerpt=first)
+        else:
+            print(text)
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
